@@ -1,0 +1,1 @@
+"""A benchmark harness for KV-cache eviction policies inside stock vLLM."""
