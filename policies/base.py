@@ -1,0 +1,212 @@
+"""The contract between a policy and whatever runs it (vLLM, the Hugging Face reference, a test).
+
+A policy answers two questions and owns no cache:
+
+* how many tokens stay (`Policy.plan`): a pure function of phase and length, called by a scheduler that sees no tensor;
+* which tokens matter (`Policy.score`): tensors in, importance out, higher = keep.
+
+Which slots that leaves is shared code (`policies.selection`).
+
+Letters in shapes: N requests with equally many resident tokens, H KV heads, Q query heads (Q = H x group),
+T resident tokens in slot order, D head size, W window queries. Slot order is position order after prefill; later,
+evicted slots are refilled by newer tokens, so only `positions` tells the age of a token.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, Literal
+
+import torch
+
+
+class Phase(Enum):
+    """When a decision is made."""
+
+    PREFILL_CHUNK = "prefill_chunk"
+    """A pinned chunk of the prompt was attended, more follow (`prefill="chunked"` only)."""
+    PREFILL_END = "prefill_end"
+    """The whole prompt was attended."""
+    DECODE = "decode"
+    """One token was generated."""
+
+
+class Signal(Enum):
+    """What `score` needs beside the positions. A signal that no policy asks for costs nothing."""
+
+    KEYS = "keys"
+    VALUES = "values"
+    ATTENTION_MASS = "attention_mass"
+    """Softmax attention that each resident token received, summed over all queries so far and over the group."""
+    WINDOW_QUERIES = "window_queries"
+    """The last `Policy.query_window` post-RoPE queries."""
+    QUERY_MOMENTS = "query_moments"
+    """Mean and covariance of the prompt's pre-RoPE queries."""
+
+
+class Unit(Enum):
+    """What is evicted at once: single tokens, whole blocks of slots, or nothing in this phase."""
+
+    TOKEN = "token"
+    BLOCK = "block"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class View:
+    """The resident tokens of one layer for N requests of equal resident length.
+
+    Attributes:
+        layer, num_layers: index of this layer, number of attention layers.
+        phase: when the decision is made.
+        positions: int64 [N, H or 1, T], original position of the token in each slot.
+        num_seen: int64 [N], tokens attended so far including evicted ones (the next position).
+        block_size: slots a block.
+        keys, values: [N, H, T, D] in the cache's dtype, keys rotated; None unless asked for.
+        attention_mass: float32 [N, H, T] or None.
+        window_queries: [N, Q, W, D], oldest first, or None. W is smaller for prompts shorter than the window.
+        query_mean, query_cov: float32 [N, Q, D] and [N, Q, D, D], or None.
+        inv_freq: float32 [D / 2], the model's rotary frequencies, present with `query_mean`.
+    """
+
+    layer: int
+    num_layers: int
+    phase: Phase
+    positions: torch.Tensor
+    num_seen: torch.Tensor
+    block_size: int
+    keys: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    attention_mass: torch.Tensor | None = None
+    window_queries: torch.Tensor | None = None
+    query_mean: torch.Tensor | None = None
+    query_cov: torch.Tensor | None = None
+    inv_freq: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy(ABC):
+    """Base of all evicting policies; options are dataclass fields.
+
+    Attributes:
+        budget: C, resident tokens per layer and KV head after an eviction; a multiple of `block_size`, at least two.
+        block_size: B, slots a KV block.
+        prefill: "after" evicts once the whole prompt was attended; "chunked" after every `prefill_chunk` prompt tokens.
+        prefill_chunk: prompt tokens a chunk in "chunked" mode, a multiple of `block_size`.
+        protect_first: tokens at positions below this always stay.
+        protect_last: the newest so many tokens always stay.
+
+    Class attributes:
+        name: name in the registry and in `conf/policy/`.
+        signals: what `score` needs.
+        per_head: True if every KV head keeps its own tokens; False if all heads of a layer share one choice, by the
+            mean of their scores.
+        query_window: queries that `Signal.WINDOW_QUERIES` holds.
+        modes: prefill modes in which the definition makes sense.
+    """
+
+    name: ClassVar[str]
+    signals: ClassVar[frozenset[Signal]] = frozenset()
+    per_head: ClassVar[bool] = False
+    modes: ClassVar[tuple[str, ...]] = ("after", "chunked")
+    evicts: ClassVar[bool] = True
+
+    budget: int
+    block_size: int
+    prefill: Literal["after", "chunked"] = "after"
+    prefill_chunk: int = 512
+    protect_first: int = 0
+    protect_last: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse impossible settings.
+
+        Raises:
+            ValueError: names the option, its value and what would be allowed.
+        """
+        check_multiple("policy.budget", self.budget, self.block_size, minimum=2 * self.block_size)
+        check_choice("policy.options.prefill", self.prefill, ("after", "chunked"))
+        if self.prefill not in self.modes:
+            raise ValueError(
+                f"policy.options.prefill={self.prefill} is not defined for policy={self.name}. Use {self.modes[0]}."
+            )
+        if self.prefill == "chunked":
+            check_multiple("policy.options.prefill_chunk", self.prefill_chunk, self.block_size, self.block_size)
+        for option in ("protect_first", "protect_last"):
+            if getattr(self, option) < 0:
+                raise ValueError(f"policy.options.{option}={getattr(self, option)} is negative. Use 0 or more.")
+        protected = self.protect_first + self.protect_last
+        if protected > self.budget:
+            raise ValueError(
+                f"policy.budget={self.budget} is smaller than protect_first({self.protect_first}) + "
+                f"protect_last({self.protect_last}). Raise policy.budget to at least {protected} or protect less."
+            )
+
+    @property
+    def prefill_unit(self) -> Unit:
+        """What is evicted at once from a prompt."""
+        return Unit.TOKEN
+
+    @property
+    def decode_unit(self) -> Unit:
+        """What is evicted at once while decoding."""
+        return Unit.TOKEN
+
+    @property
+    def query_window(self) -> int:
+        """Queries a layer has to remember for `Signal.WINDOW_QUERIES`."""
+        return 0
+
+    @property
+    def shared_by_layers(self) -> bool:
+        """True if decode decisions are one for all layers, by the mean of their normalised scores."""
+        return False
+
+    def unit(self, phase: Phase) -> Unit:
+        """What is evicted at once in `phase`."""
+        return self.decode_unit if phase is Phase.DECODE else self.prefill_unit
+
+    def plan(self, phase: Phase, num_resident: int) -> int:
+        """How many of `num_resident` tokens stay; pure, so that a scheduler can account blocks without tensors.
+
+        Token unit: at most the budget. Block unit: whole blocks leave. In prefill as many as are needed for the budget,
+        the partial newest block staying; in decode one, when the newest block is full and the budget is exceeded.
+        """
+        unit = self.unit(phase)
+        if unit is Unit.NONE or num_resident <= self.budget:
+            return num_resident
+        if unit is Unit.TOKEN:
+            return self.budget
+        partial = num_resident % self.block_size
+        if phase is Phase.DECODE:
+            return num_resident if partial else num_resident - self.block_size
+        return partial + (self.budget - partial) // self.block_size * self.block_size
+
+    @abstractmethod
+    def score(self, view: View) -> torch.Tensor:
+        """Importance of every resident token, higher = keep.
+
+        Args:
+            view: one layer of N requests.
+
+        Returns:
+            float32 [N, H, T], or [N, 1, T] where all heads score alike.
+        """
+
+
+def check_multiple(option: str, value: int, divisor: int, minimum: int) -> None:
+    """Raise ValueError unless `value` is a multiple of `divisor` and at least `minimum`."""
+    if value % divisor == 0 and value >= minimum:
+        return
+    nearest = [v for v in (value // divisor * divisor, (value // divisor + 1) * divisor) if v >= minimum] or [minimum]
+    if value < minimum:
+        raise ValueError(f"{option}={value} is below the minimum of {minimum}. Use {minimum} or more.")
+    raise ValueError(
+        f"{option}={value} is not a multiple of engine.block_size={divisor}. Use {' or '.join(map(str, nearest))}."
+    )
+
+
+def check_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{option}={value} is unknown. Use one of: {', '.join(choices)}.")

@@ -1,0 +1,73 @@
+"""Policies by name: the built-in ones and those that other packages register.
+
+Another package adds a policy through the entry-point group `kv_eviction.policies`:
+`my_policy = "my_package.my_module:MyPolicy"`.
+"""
+
+import difflib
+import importlib
+from dataclasses import fields
+from importlib.metadata import entry_points
+from typing import Any
+
+from policies.base import Policy
+
+ENTRY_POINT_GROUP = "kv_eviction.policies"
+
+BUILT_IN = {
+    "full": "policies.full:Full",
+    "paged_eviction": "policies.paged_eviction:PagedEviction",
+    "streaming_llm": "policies.streaming_llm:StreamingLLM",
+}
+
+
+def available_policies() -> dict[str, str]:
+    """Name -> "module:Class" of every policy that can be used here."""
+    third_party = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return {**third_party, **BUILT_IN}
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class registered under `name`.
+
+    Raises:
+        ValueError: unknown name; the message lists the known ones, the closest first.
+    """
+    available = available_policies()
+    if name not in available:
+        close = difflib.get_close_matches(name, available, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ValueError(f"policy.name={name} is unknown.{hint} Known policies: {', '.join(sorted(available))}.")
+    module, _, attribute = available[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def build_policy(name: str, *, budget: int | None, block_size: int, options: dict[str, Any] | None = None) -> Policy:
+    """Build a policy from plain data, as it travels through `additional_config` to every process.
+
+    Args:
+        name: registered name.
+        budget: resident tokens per layer and KV head; None only for a policy that never evicts.
+        block_size: slots a KV block.
+        options: the policy's own fields.
+
+    Raises:
+        ValueError: unknown name or option, or a value that the policy refuses.
+    """
+    cls = policy_class(name)
+    options = dict(options or {})
+    known = {field.name for field in fields(cls)} - {"budget", "block_size"}
+    for option in options:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ValueError(
+                f"policy.options.{option} is not an option of policy={name}.{hint} Options: {', '.join(sorted(known))}."
+            )
+    if not cls.evicts:
+        if budget is not None:
+            raise ValueError(f"policy={name} never evicts, so policy.budget={budget} has no effect. Remove it.")
+        budget = 2 * block_size
+    elif budget is None:
+        raise ValueError(f"policy={name} needs policy.budget, in tokens, a multiple of {block_size}.")
+    return cls(budget=budget, block_size=block_size, **options)

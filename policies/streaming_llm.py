@@ -1,0 +1,47 @@
+"""StreamingLLM (Xiao et al., arXiv 2309.17453): attention sinks and a recent window."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from policies.base import Policy, Unit, View, check_choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamingLLM(Policy):
+    """Keep the first `protect_first` tokens (sinks) and the most recent ones up to the budget.
+
+    Source: paper, section 3.2; 4 sinks as in the authors' code. Needs positions only, costs nothing.
+
+    Deviations: keys keep the rotation of their original position, as in kvpress and the paged ports (the authors
+    rotate by place in the cache). With `prefill=after` the prompt is attended in full before the window is cut.
+
+    Attributes:
+        granularity: "token" cuts the window after every step; "block" drops the oldest block without a sink when the
+            newest block is full.
+    """
+
+    name: ClassVar[str] = "streaming_llm"
+
+    protect_first: int = 4
+    granularity: Literal["token", "block"] = "token"
+
+    def __post_init__(self) -> None:
+        """Check this policy's own options, then the common ones."""
+        check_choice("policy.options.granularity", self.granularity, ("token", "block"))
+        super().__post_init__()
+
+    @property
+    def prefill_unit(self) -> Unit:
+        """As `granularity` says."""
+        return Unit(self.granularity)
+
+    @property
+    def decode_unit(self) -> Unit:
+        """As `granularity` says."""
+        return Unit(self.granularity)
+
+    def score(self, view: View) -> torch.Tensor:
+        """The position itself, float32 [N, 1, T]: exact below 2^24."""
+        return view.positions[:, :1].float()
