@@ -12,6 +12,7 @@ T resident tokens in slot order, D head size, W window queries. Slot order is po
 evicted slots are refilled by newer tokens, so only `positions` tells the age of a token.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
@@ -41,7 +42,7 @@ class Signal(Enum):
     WINDOW_QUERIES = "window_queries"
     """The last `Policy.query_window` post-RoPE queries."""
     QUERY_MOMENTS = "query_moments"
-    """Mean and covariance of the prompt's pre-RoPE queries."""
+    """Mean and covariance (divided by the count) of the prompt's pre-RoPE queries at positions >= `protect_first`."""
 
 
 class Unit(Enum):
@@ -96,7 +97,7 @@ class Policy(ABC):
         protect_first: tokens at positions below this always stay.
         protect_last: the newest so many tokens always stay.
 
-    Class attributes:
+    Class attributes, read from the instance, so that a policy may make them properties of its options:
         name: name in the registry and in `conf/policy/`.
         signals: what `score` needs.
         per_head: True if every KV head keeps its own tokens; False if all heads of a layer share one choice, by the
@@ -140,6 +141,23 @@ class Policy(ABC):
             raise ValueError(
                 f"policy.budget={self.budget} is smaller than protect_first({self.protect_first}) + "
                 f"protect_last({self.protect_last}). Raise policy.budget to at least {protected} or protect less."
+            )
+        self._check_protected_blocks()
+
+    def _check_protected_blocks(self) -> None:
+        """Refuse protection that whole blocks cannot give: each block with a protected token stays, and the newest."""
+        if Unit.BLOCK not in (self.prefill_unit, self.decode_unit):
+            return
+        num_first = math.ceil(self.protect_first / self.block_size)
+        num_last = max(1, math.ceil(self.protect_last / self.block_size))
+        if self.prefill_unit is Unit.BLOCK:  # the newest block of a prompt may hold a single token
+            num_last = 1 + math.ceil(max(0, self.protect_last - 1) / self.block_size)
+        needed = (num_first + num_last) * self.block_size
+        if needed > self.budget:
+            raise ValueError(
+                f"policy.budget={self.budget} cannot hold protect_first({self.protect_first}) + "
+                f"protect_last({self.protect_last}) in whole blocks of {self.block_size}. Raise policy.budget to at "
+                f"least {needed} or protect less."
             )
 
     @property

@@ -15,9 +15,18 @@ from policies.base import Policy
 ENTRY_POINT_GROUP = "kv_eviction.policies"
 
 BUILT_IN = {
+    "chunkkv": "policies.chunkkv:ChunkKV",
+    "expected_attention": "policies.expected_attention:ExpectedAttention",
     "full": "policies.full:Full",
+    "h2o": "policies.h2o:H2O",
+    "inverse_key_l2": "policies.inverse_key_l2:InverseKeyL2",
+    "keydiff": "policies.keydiff:KeyDiff",
+    "lagkv": "policies.lagkv:LagKV",
     "paged_eviction": "policies.paged_eviction:PagedEviction",
+    "random": "policies.random:Random",
+    "snapkv": "policies.snapkv:SnapKV",
     "streaming_llm": "policies.streaming_llm:StreamingLLM",
+    "tova": "policies.tova:TOVA",
 }
 
 

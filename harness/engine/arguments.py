@@ -1,0 +1,65 @@
+"""vLLM engine arguments: what the harness fixes, and what the plugin adds."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from harness.engine.settings import CONFIG_KEY, EvictionSettings
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineShape:
+    """Everything about an engine that is not the policy, so that policies differ in nothing else.
+
+    Attributes:
+        num_kv_blocks: size of the KV pool in blocks, None to let `kv_cache_gib` decide.
+        kv_cache_gib: size of the KV pool, None on CUDA for what vLLM finds free.
+    """
+
+    model: str
+    dtype: str
+    max_model_len: int
+    block_size: int
+    revision: str | None = None
+    load_format: str = "auto"
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 2048
+    num_kv_blocks: int | None = None
+    kv_cache_gib: float | None = None
+    enforce_eager: bool = True
+    async_scheduling: bool = False
+    tensor_parallel_size: int = 1
+    seed: int = 0
+
+
+def stock_arguments(shape: EngineShape) -> dict[str, Any]:
+    """Arguments of a stock engine: token ids in, token ids out, no defaults supplied by the model."""
+    arguments = asdict(shape)
+    num_kv_blocks, kv_cache_gib = arguments.pop("num_kv_blocks"), arguments.pop("kv_cache_gib")
+    if kv_cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * GIB)
+    if num_kv_blocks is not None:
+        arguments["num_gpu_blocks_override"] = num_kv_blocks
+    return arguments | {
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "enable_prefix_caching": False,
+        "disable_log_stats": False,
+    }
+
+
+def eviction_arguments(shape: EngineShape, settings: EvictionSettings) -> dict[str, Any]:
+    """Stock arguments plus the plugin."""
+    on_cpu = current_platform.is_cpu()
+    asynchronous = shape.async_scheduling and not on_cpu
+    scheduler = "AsyncEvictionScheduler" if asynchronous else "EvictionScheduler"
+    worker = "cpu.EvictionCPUWorker" if on_cpu else "cuda.EvictionGPUWorker"
+    return stock_arguments(shape) | {
+        "async_scheduling": asynchronous,
+        "scheduler_cls": f"harness.engine.scheduler.{scheduler}",
+        "worker_cls": f"harness.engine.{worker}",
+        "additional_config": {CONFIG_KEY: asdict(settings)},
+    }

@@ -1,0 +1,24 @@
+"""Worker and runner for vLLM's CPU build. vLLM's CPU worker must be imported before its runner."""
+
+import torch
+from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from harness.engine.layout import CpuLayout
+from harness.engine.runner import EvictionRunning
+from harness.engine.worker import EvictionReporting
+
+
+class EvictionCPUModelRunner(EvictionRunning, CPUModelRunner):
+    """CPU runner that evicts."""
+
+    layout_class = CpuLayout
+
+
+class EvictionCPUWorker(EvictionReporting, CPUWorker):
+    """`worker_cls` on CPU."""
+
+    def init_device(self) -> None:
+        """As stock, then put our runner in the place of the stock one, which holds no weights yet."""
+        super().init_device()
+        self.model_runner = EvictionCPUModelRunner(self.vllm_config, torch.device("cpu"))

@@ -1,0 +1,135 @@
+"""Block arithmetic of the cache manager in resident instead of logical tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from vllm.config import VllmConfig
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictingAttentionSpec(FullAttentionSpec):
+    """Full attention whose resident tokens may be fewer than the logical ones.
+
+    Attributes:
+        max_resident_tokens: bound on the tokens of one request that are resident at once, None for no bound. It lets
+            prompts longer than the pool start where the policy evicts during prefill.
+    """
+
+    max_resident_tokens: int | None = None
+
+    @classmethod
+    def from_full(cls, spec: FullAttentionSpec, max_resident_tokens: int | None) -> Self:
+        """The same layer as `spec`, evictable."""
+        values = {field.name: getattr(spec, field.name) for field in fields(spec) if field.init}
+        return cls(**values, max_resident_tokens=max_resident_tokens)
+
+    @classmethod
+    def merge(cls, specs: list[Self]) -> Self:
+        """One spec for a group of layers."""
+        merged = FullAttentionSpec.merge(specs)
+        return cls.from_full(merged, specs[0].max_resident_tokens)
+
+    def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
+        """Bytes of one layer for the longest request."""
+        longest = vllm_config.model_config.max_model_len
+        if self.max_resident_tokens is not None:
+            longest = min(longest, self.max_resident_tokens)
+        return cdiv(longest, self.block_size) * self.page_size_bytes
+
+
+class EvictingAttentionManager(FullAttentionManager):
+    """Counts blocks by resident tokens and gives back the tail that an eviction cuts.
+
+    The scheduler writes `num_evicted` (through `evict`) and `peak_blocks` (through `expect`).
+    """
+
+    def __init__(self, kv_cache_spec: KVCacheSpec, **kwargs: Any) -> None:
+        super().__init__(kv_cache_spec, **kwargs)
+        self.num_evicted: dict[str, int] = {}
+        self.peak_blocks: dict[str, int] = {}
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+        prefill_end: int = 0,
+    ) -> int:
+        """Blocks for `num_tokens` logical tokens; at admission also what others were promised and do not hold yet."""
+        if apply_admission_cap and request_id in self.peak_blocks:
+            return self.peak_blocks[request_id] + self._promised_blocks()
+        return super().get_num_blocks_to_allocate(
+            request_id,
+            num_tokens - self.num_evicted.get(request_id, 0),
+            new_computed_blocks,
+            total_computed_tokens,
+            num_local_computed_tokens,
+            num_tokens_main_model,
+            apply_admission_cap,
+            prefill_end,
+        )
+
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list[KVCacheBlock]:
+        """As stock, for `num_tokens` logical tokens."""
+        evicted = self.num_evicted.get(request_id, 0)
+        return super().allocate_new_blocks(request_id, num_tokens - evicted, num_tokens_main_model)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        """As stock; a request that comes back starts from nothing."""
+        self.num_evicted.pop(request_id, None)
+        return super().pop_blocks_for_free(request_id)
+
+    def evict(self, request_id: str, num_before: int, num_keep: int) -> None:
+        """Cut the request's blocks to `num_keep` resident tokens and free the rest at once.
+
+        Raises:
+            RuntimeError: the request does not hold exactly the blocks of `num_before` tokens.
+        """
+        blocks = self.req_to_blocks[request_id]
+        if len(blocks) != cdiv(num_before, self.block_size):
+            raise RuntimeError(
+                f"request {request_id} holds {len(blocks)} blocks of {self.block_size}, not those of its "
+                f"{num_before} resident tokens"
+            )
+        num_left = cdiv(num_keep, self.block_size)
+        freed = blocks[num_left:]
+        del blocks[num_left:]
+        self.block_pool.free_blocks(reversed(freed))
+        self.num_evicted[request_id] = self.num_evicted.get(request_id, 0) + num_before - num_keep
+
+    def expect(self, request_id: str, peak_tokens: int) -> None:
+        """Promise a request room for `peak_tokens` resident tokens from now on."""
+        self.peak_blocks[request_id] = cdiv(peak_tokens, self.block_size)
+
+    def forget(self, request_id: str) -> None:
+        """End the promise: the request is finished."""
+        self.peak_blocks.pop(request_id, None)
+
+    def _promised_blocks(self) -> int:
+        """Blocks that admitted requests may still ask for."""
+        return sum(
+            max(self.peak_blocks.get(request_id, 0) - len(blocks), 0)
+            for request_id, blocks in self.req_to_blocks.items()
+            if blocks
+        )
+
+
+def register() -> None:
+    """Make vLLM know the spec. The built-in specs register lazily and only into an empty registry, so they go first."""
+    KVCacheSpecRegistry.check_kv_cache_spec_registry({})
+    KVCacheSpecRegistry.register(
+        EvictingAttentionSpec, manager_class=EvictingAttentionManager, uniform_type_base_spec=FullAttentionSpec
+    )
+
+
+register()

@@ -1,0 +1,98 @@
+"""Reading and moving tokens in vLLM's paged KV cache, whatever its memory layout.
+
+vLLM 0.32 hands every attention layer one tensor of the logical shape [num_blocks, H, B, 2 D]. On CUDA the last axis holds
+the key and then the value of a token (only strides differ between backends). The CPU backend reads the same memory as
+[num_blocks, H, 2 B, D] and cuts it in two: a key region, which its kernels want transposed ([D, B]), and a value region
+([B, D]).
+
+Letters: N requests, H KV heads, T tokens, M moves, B slots a block, D head size.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class SlotAddress:
+    """Where M slots of N requests lie: blocks, heads and offsets, each broadcastable to [N, H, M]."""
+
+    block: torch.Tensor
+    head: torch.Tensor
+    offset: torch.Tensor
+
+
+def address(block_table: torch.Tensor, slots: torch.Tensor, num_heads: int, block_size: int) -> SlotAddress:
+    """Addresses of request-local slots.
+
+    Args:
+        block_table: int64 [N, blocks], physical block ids.
+        slots: int64 [N, H or 1, M], slot numbers within each request.
+        num_heads: H.
+        block_size: B.
+    """
+    num_rows, num_rows_heads, num_moves = slots.shape
+    logical = slots // block_size
+    block = block_table.gather(1, logical.reshape(num_rows, -1)).view(num_rows, num_rows_heads, num_moves)
+    head = torch.arange(num_heads, device=slots.device).view(1, -1, 1)
+    return SlotAddress(block, head, slots % block_size)
+
+
+class CacheLayout(Protocol):
+    """One layer's cache as tokens."""
+
+    num_heads: int
+    block_size: int
+
+    def read(self, block_table: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [N, H, T, D] of the first `num_tokens` slots of each request."""
+        ...
+
+    def move(self, source: SlotAddress, target: SlotAddress) -> None:
+        """Copy tokens; all sources are read before the first target is written."""
+        ...
+
+
+class InterleavedLayout:
+    """Key and value side by side in the last axis: every CUDA backend."""
+
+    def __init__(self, kv_cache: torch.Tensor) -> None:
+        """`kv_cache`: [num_blocks, H, B, 2 D], any strides."""
+        self._cache = kv_cache
+        _, self.num_heads, self.block_size, _ = kv_cache.shape
+
+    def read(self, block_table: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `CacheLayout.read`."""
+        tokens = self._cache[block_table].transpose(1, 2).flatten(2, 3)[:, :, :num_tokens]
+        return tokens.chunk(2, dim=-1)
+
+    def move(self, source: SlotAddress, target: SlotAddress) -> None:
+        """See `CacheLayout.move`."""
+        moved = self._cache[source.block, source.head, source.offset]
+        self._cache[target.block, target.head, target.offset] = moved
+
+
+class CpuLayout:
+    """Key region transposed, value region plain: vLLM's CPU backend with its `vec` kernels."""
+
+    def __init__(self, kv_cache: torch.Tensor) -> None:
+        """`kv_cache`: [num_blocks, H, B, 2 D], contiguous."""
+        num_blocks, self.num_heads, self.block_size, width = kv_cache.shape
+        head_size = width // 2
+        regions = kv_cache.view(num_blocks, self.num_heads, 2, self.block_size * head_size)
+        self._keys = regions[:, :, 0].view(num_blocks, self.num_heads, head_size, self.block_size)
+        self._values = regions[:, :, 1].view(num_blocks, self.num_heads, self.block_size, head_size)
+
+    def read(self, block_table: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `CacheLayout.read`."""
+        keys = self._keys[block_table].permute(0, 2, 1, 4, 3).flatten(2, 3)
+        values = self._values[block_table].transpose(1, 2).flatten(2, 3)
+        return keys[:, :, :num_tokens], values[:, :, :num_tokens]
+
+    def move(self, source: SlotAddress, target: SlotAddress) -> None:
+        """See `CacheLayout.move`."""
+        keys = self._keys[source.block, source.head, :, source.offset]
+        values = self._values[source.block, source.head, source.offset]
+        self._keys[target.block, target.head, :, target.offset] = keys
+        self._values[target.block, target.head, target.offset] = values

@@ -1,0 +1,140 @@
+"""Runner side: applies plans before anything new is written, and turns logical into resident lengths."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+
+from harness.engine.compaction import Compactor, Victim
+from harness.engine.kv_cache import EvictingAttentionSpec
+from harness.engine.layout import CacheLayout
+from harness.engine.plan import StepPlan
+from harness.engine.settings import read_settings
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
+else:
+    _Base = object
+
+
+class EvictionRunning(_Base):
+    """Mixin over a vLLM V1 model runner.
+
+    Positions and `num_computed_tokens` stay logical. One integer a request, `num_evicted`, makes them resident in the
+    slot mapping, in the sequence lengths that attention sees, and (scheduler side) in block counts.
+    """
+
+    layout_class: type[CacheLayout]
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        settings = read_settings(vllm_config)
+        self.eviction_policy = settings.build_policy(vllm_config.cache_config.block_size)
+        self._num_evicted = self._make_buffer(self.max_num_reqs, dtype=torch.int32)
+        self._num_resident: dict[str, int] = {}
+        self.compactor: Compactor | None = None
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """As stock, with every layer evictable.
+
+        Raises:
+            ValueError: a layer is not plain full attention.
+        """
+        policy = self.eviction_policy
+        bound = policy.budget + policy.prefill_chunk if policy.evicts and policy.prefill == "chunked" else None
+        specs = {}
+        for name, spec in super().get_kv_cache_spec().items():
+            if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size:
+                raise ValueError(
+                    f"KV eviction supports full attention only; layer {name} has {type(spec).__name__}"
+                    f"(sliding_window={getattr(spec, 'sliding_window', None)}). Use a model without such layers."
+                )
+            specs[name] = EvictingAttentionSpec.from_full(spec, bound)
+        return specs
+
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
+        """As stock; then bind the compactor to the caches."""
+        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        if not self.eviction_policy.evicts:
+            return
+        (group,) = self.kv_cache_config.kv_cache_groups
+        if self._kernel_block_sizes != [group.kv_cache_spec.block_size]:
+            raise ValueError(
+                f"engine.block_size={group.kv_cache_spec.block_size} is split by the attention backend into "
+                f"{self._kernel_block_sizes}. Use that size."
+            )
+        context = self.compilation_config.static_forward_context
+        self.compactor = Compactor(
+            self.eviction_policy,
+            [self.layout_class(context[name].kv_cache) for name in group.layer_names],
+            self.kv_cache_config.num_blocks,
+            self.device,
+            _average_over_tensor_parallel_ranks,
+        )
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        """Evict as planned, then update the batch as stock."""
+        plan: StepPlan = scheduler_output.kv_eviction
+        if plan.evictions:
+            self._evict(plan)
+        for request_id in scheduler_output.finished_req_ids:
+            self._num_resident.pop(request_id, None)
+        return super()._update_states(scheduler_output)
+
+    def _evict(self, plan: StepPlan) -> None:
+        """Compact the cache and cut the block rows of the planned requests."""
+        block_size = self.eviction_policy.block_size
+        victims = []
+        for request_id, eviction in plan.evictions.items():
+            block_ids = self.requests[request_id].block_ids[0]
+            resident = self._num_resident[request_id]
+            if resident != eviction.num_before or len(block_ids) != math.ceil(resident / block_size):
+                raise RuntimeError(
+                    f"eviction plan for {request_id} starts from {eviction.num_before} resident tokens; the worker has "
+                    f"{resident} in {len(block_ids)} blocks of {block_size}"
+                )
+            victims.append(Victim(request_id, eviction, tuple(block_ids)))
+        self.compactor.evict(victims)
+        table = self.input_batch.block_table[0]
+        for victim in victims:
+            num_blocks = math.ceil(victim.eviction.num_keep / block_size)
+            self._num_resident[victim.request_id] = victim.eviction.num_keep
+            del self.requests[victim.request_id].block_ids[0][num_blocks:]
+            row = self.input_batch.req_id_to_index.get(victim.request_id)
+            if row is not None:
+                table.num_blocks_per_row[row] = num_blocks
+
+    def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
+        """As stock; then lower lengths and slots of evicted requests and index the new tokens' positions."""
+        prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        if self.compactor is None:
+            return prepared
+        num_reqs = self.input_batch.num_reqs
+        plan: StepPlan = scheduler_output.kv_eviction
+        if plan.num_evicted:
+            self._lower_lengths(plan, num_reqs, scheduler_output.total_num_scheduled_tokens)
+        total = scheduler_output.total_num_scheduled_tokens
+        slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu[:total]
+        self.compactor.positions.write(slot_mapping, self.positions[:total])
+        lengths = self.optimistic_seq_lens_cpu[:num_reqs].tolist()
+        self._num_resident.update(zip(self.input_batch.req_ids, lengths, strict=True))
+        return prepared
+
+    def _lower_lengths(self, plan: StepPlan, num_reqs: int, num_tokens: int) -> None:
+        evicted = self._num_evicted
+        evicted.np[:num_reqs] = [plan.num_evicted.get(request_id, 0) for request_id in self.input_batch.req_ids]
+        evicted.copy_to_gpu(num_reqs)
+        self.optimistic_seq_lens_cpu[:num_reqs] -= evicted.cpu[:num_reqs]
+        self.seq_lens[:num_reqs] -= evicted.gpu[:num_reqs]
+        places = self.positions[:num_tokens] - evicted.gpu[self.req_indices.gpu[:num_tokens]]
+        self.input_batch.block_table.compute_slot_mapping(num_reqs, self.query_start_loc.gpu[: num_reqs + 1], places)
+
+
+def _average_over_tensor_parallel_ranks(scores: torch.Tensor) -> torch.Tensor:
+    group = get_tp_group()
+    return group.all_reduce(scores) / group.world_size if group.world_size > 1 else scores

@@ -1,0 +1,88 @@
+"""The plugin's own settings: plain data in vLLM's `additional_config`, readable in every process."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from policies import Policy, build_policy
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+CONFIG_KEY = "kv_eviction"
+
+
+@dataclass(frozen=True)
+class EvictionSettings:
+    """What `additional_config={"kv_eviction": {...}}` may hold.
+
+    Attributes:
+        policy: name of a registered policy.
+        budget: resident tokens per layer and KV head; None for a policy that never evicts.
+        options: the policy's own options.
+        reserve: admit a request only if the pool can hold the peak of every admitted one, so that none is ever
+            preempted. False admits as stock vLLM does.
+        trace: file to which the scheduler appends KV block usage a step; None for no trace.
+    """
+
+    policy: str
+    budget: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    reserve: bool = True
+    trace: str | None = None
+
+    def build_policy(self, block_size: int) -> Policy:
+        """The policy these settings name.
+
+        Raises:
+            ValueError: see `policies.build_policy`.
+        """
+        return build_policy(self.policy, budget=self.budget, block_size=block_size, options=self.options)
+
+
+def read_settings(vllm_config: "VllmConfig") -> EvictionSettings:
+    """The settings of this engine.
+
+    Raises:
+        ValueError: the plugin's classes are in use but `additional_config` has no usable "kv_eviction", or another
+            setting of the engine is not supported.
+    """
+    data = (vllm_config.additional_config or {}).get(CONFIG_KEY)
+    if data is None:
+        raise ValueError(
+            f'additional_config has no "{CONFIG_KEY}". Pass {{"{CONFIG_KEY}": {{"policy": "paged_eviction", '
+            '"budget": 512}} or do not use the eviction scheduler and worker.'
+        )
+    unknown = set(data) - set(EvictionSettings.__dataclass_fields__)
+    if unknown or "policy" not in data:
+        raise ValueError(
+            f'additional_config["{CONFIG_KEY}"] takes {", ".join(EvictionSettings.__dataclass_fields__)} and needs '
+            f"policy; got {', '.join(map(str, data))}."
+        )
+    _refuse_unsupported(vllm_config)
+    return EvictionSettings(**data)
+
+
+def _refuse_unsupported(vllm_config: "VllmConfig") -> None:
+    """Raise ValueError naming the first setting that eviction cannot live with, and the remedy."""
+    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+    problems = {
+        "prefix caching is on, but evicted blocks are rewritten in place; set enable_prefix_caching=False": (
+            cache.enable_prefix_caching
+        ),
+        "speculative decoding is on; remove speculative_config": vllm_config.speculative_config is not None,
+        "a KV connector is configured; remove kv_transfer_config": vllm_config.kv_transfer_config is not None,
+        f"kv_cache_dtype={cache.cache_dtype} is quantised; use kv_cache_dtype=auto": (
+            cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32")
+        ),
+        f"pipeline_parallel_size={parallel.pipeline_parallel_size}; use 1": parallel.pipeline_parallel_size > 1,
+        f"decode_context_parallel_size={parallel.decode_context_parallel_size}; use 1": (
+            parallel.decode_context_parallel_size > 1
+        ),
+        f"prefill_context_parallel_size={parallel.prefill_context_parallel_size}; use 1": (
+            parallel.prefill_context_parallel_size > 1
+        ),
+        "model runner V2 is in use; set VLLM_USE_V2_MODEL_RUNNER=0": vllm_config.use_v2_model_runner,
+    }
+    for problem, present in problems.items():
+        if present:
+            raise ValueError(f"KV eviction cannot run: {problem}.")

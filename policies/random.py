@@ -1,0 +1,46 @@
+"""Random eviction: the floor. A scored policy that does not beat it is broken."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from policies.base import View
+from policies.options import Granular
+
+_BITS = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Granular):
+    """Score = a hash of (seed, layer, position), so that any C of the tokens seen so far are as likely to be resident.
+
+    No paper; kvpress has the like (RandomPress) for prompts. Needs positions only, costs nothing.
+
+    The hash depends neither on batch mates nor on slots, so a rerun evicts the same tokens. A token keeps its score for
+    ever, which makes the residents a uniform sample without replacement of everything seen, while decoding too: the
+    C tokens with the highest hashes. Each layer draws its own sample; its KV heads share it, where kvpress draws for
+    each head. Nothing is protected, not even the newest token: `protect_first` and `protect_last` give a kinder floor.
+
+    Attributes:
+        seed: another sample.
+        granularity: "block" draws whole blocks, by the mean hash of their tokens.
+    """
+
+    name: ClassVar[str] = "random"
+    per_head: ClassVar[bool] = False
+
+    seed: int = 0
+
+    def score(self, view: View) -> torch.Tensor:
+        """Uniform in [0, 1) in steps of 2^-24, which float32 holds exactly; [N, 1, T]."""
+        stream = _mix(_mix(torch.tensor(self.seed & _BITS)) ^ view.layer)
+        return (_mix(_mix(view.positions[:, :1] & _BITS) ^ stream.to(view.positions.device)) >> 8).float() / 2**24
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """A bijection of 32-bit integers held in int64 that spreads each bit over all (multiply, xor-shift)."""
+    x = (x + 0x9E3779B9) & _BITS
+    for multiplier in (0x21F0AAAD, 0x735A2D97):
+        x = ((x ^ (x >> 16)) * multiplier) & _BITS
+    return x ^ (x >> 15)
