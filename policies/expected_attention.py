@@ -22,7 +22,8 @@ class ExpectedAttention(Policy):
     As in kvpress, the `protect_first` sinks are left out of the moments and of the softmax. One choice per KV head,
     equally many tokens each: kvpress's leaderboard entry adds Ada-KV budgets, which one block table cannot hold. Acts
     once, when the prompt was attended, so C + generated tokens are resident; the moments are those of the whole prompt,
-    hence no `prefill=chunked`. Has no `value_weighted`: the norm of the values is part of it.
+    hence no `prefill=chunked`. Has no `value_weighted`: the norm of the values is part of it. Rotary embeddings that
+    also scale (YaRN) are treated as plain ones.
 
     Attributes:
         num_future: positions averaged over.

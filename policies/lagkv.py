@@ -15,7 +15,7 @@ class LagKV(Policy):
     """Score = softmax over a lag of std_channels((x - min) / (max - min)), for keys plus for values.
 
     After the `protect_first` sinks the prompt is cut into lags of `lag` tokens; min and max of each channel are those
-    of the next lag. Source: paper, its method section; kvpress. Needs keys and values, no attention;
+    of the next lag. Source: paper, its method section; formula as in kvpress. Needs keys and values, no attention;
     costs a few passes over them per prompt.
 
     The sinks, the last full lag and what follows it (`lag` to 2 lag - 1 tokens) have no lag to compare with and stay.

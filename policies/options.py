@@ -11,8 +11,8 @@ from policies.base import Policy, Unit, check_choice
 class Granular(Policy):
     """A policy that evicts single tokens or, by option, whole blocks.
 
-    In token form every KV head keeps its own tokens. A block is one page of all heads of a layer, so in block form
-    they share one choice, by the mean of their scores; within a block the score is the mean of its tokens.
+    In token form every KV head keeps its own tokens, unless the policy sets `per_head`. A block is one page of all
+    heads of a layer, so in block form they share one choice, by the mean of their scores and of a block's tokens.
 
     Attributes:
         granularity: "token", or "block" in prefill and in decode.

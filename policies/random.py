@@ -1,13 +1,14 @@
 """Random eviction: the floor. A scored policy that does not beat it is broken."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 
 from policies.base import View
 from policies.options import Granular
 
+_Integers = TypeVar("_Integers", int, torch.Tensor)
 _BITS = 0xFFFFFFFF
 
 
@@ -34,12 +35,12 @@ class Random(Granular):
 
     def score(self, view: View) -> torch.Tensor:
         """Uniform in [0, 1) in steps of 2^-24, which float32 holds exactly; [N, 1, T]."""
-        stream = _mix(_mix(torch.tensor(self.seed & _BITS)) ^ view.layer)
-        return (_mix(_mix(view.positions[:, :1] & _BITS) ^ stream.to(view.positions.device)) >> 8).float() / 2**24
+        stream = _mix(_mix(self.seed & _BITS) ^ view.layer)
+        return (_mix(_mix(view.positions[:, :1]) ^ stream) >> 8).float() / 2**24
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """A bijection of 32-bit integers held in int64 that spreads each bit over all (multiply, xor-shift)."""
+def _mix(x: _Integers) -> _Integers:
+    """A bijection of 32-bit integers (one, or an int64 tensor) that spreads each bit over all: multiply, xor-shift."""
     x = (x + 0x9E3779B9) & _BITS
     for multiplier in (0x21F0AAAD, 0x735A2D97):
         x = ((x ^ (x >> 16)) * multiplier) & _BITS

@@ -7,6 +7,8 @@ import torch
 
 from policies.base import Phase, Policy, Unit
 
+SCORE_BITS = 14
+
 
 def reduce_heads(policy: Policy, scores: torch.Tensor) -> torch.Tensor:
     """Mean over the KV heads [..., H, T] -> [..., 1, T], unless every head chooses for itself."""
@@ -23,7 +25,9 @@ def select(
 ) -> torch.Tensor:
     """Choose the slots that stay.
 
-    Protected tokens stay first, then the highest scores; among equal scores the later position stays.
+    Protected tokens stay first, then the highest scores; among equal scores the later position stays. Scores are compared
+    at `SCORE_BITS` significant bits: equal tokens have equal keys in the first layer, and rounding, which depends on
+    what else is in the batch, must not decide between them.
 
     Args:
         policy: gives unit, protection and scope.
@@ -35,12 +39,7 @@ def select(
 
     Returns:
         bool [L, N, Hs, T] with exactly `num_keep` True in every row.
-
-    Raises:
-        ValueError: scores that are not finite would make the choice arbitrary.
     """
-    if not torch.isfinite(scores).all():
-        raise ValueError(f"policy {policy.name} gave a score that is not finite in phase {phase.value}")
     last_unprotected = num_seen[None, :, None, None] - policy.protect_last
     protected = (positions < policy.protect_first) | (positions >= last_unprotected)
     if phase is Phase.DECODE and policy.shared_by_layers:
@@ -58,12 +57,17 @@ def _mean_over_layers(scores: torch.Tensor) -> torch.Tensor:
     return (scores / scale).mean(dim=0, keepdim=True).expand_as(scores)
 
 
-def _keep_best(
-    scores: torch.Tensor, positions: torch.Tensor, protected: torch.Tensor, num_keep: int
-) -> torch.Tensor:
+def _comparable(scores: torch.Tensor) -> torch.Tensor:
+    """float32 rounded to `SCORE_BITS` significant bits, halves away from zero."""
+    dropped = torch.finfo(torch.float32).bits - 8 - SCORE_BITS  # 24 significant bits, one of them implicit
+    bits = scores.float().contiguous().view(torch.int32)
+    return ((bits + (1 << (dropped - 1))) >> dropped << dropped).view(torch.float32)
+
+
+def _keep_best(scores: torch.Tensor, positions: torch.Tensor, protected: torch.Tensor, num_keep: int) -> torch.Tensor:
     """Mask of the `num_keep` best by (protected, score, position); [..., T] -> [..., T]."""
     order = positions.argsort(dim=-1)
-    for key in (scores, protected):
+    for key in (_comparable(scores), protected):
         order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
     keep = torch.zeros_like(protected)
     return keep.scatter_(-1, order[..., scores.shape[-1] - num_keep :], True)

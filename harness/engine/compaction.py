@@ -1,4 +1,7 @@
-"""Worker side: carries out planned evictions on the paged cache, layer by layer."""
+"""Worker side: carries out planned evictions on the paged cache, layer by layer.
+
+Letters: L layers, N requests, H KV heads, T resident tokens, D head size.
+"""
 
 import time
 from collections import defaultdict
@@ -7,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from harness.engine.layout import CacheLayout, address
+from harness.engine.layout import CacheLayout
 from harness.engine.moves import plan_moves
+from harness.engine.observers import Observers
+from harness.engine.paged import PagedValues, address
 from harness.engine.plan import Eviction
 from policies import Phase, Policy, Signal, View
 from policies.selection import reduce_heads, select
@@ -23,42 +28,31 @@ class Victim:
     block_ids: Sequence[int]
 
 
-class PositionIndex:
-    """Original position of the token in every slot of the pool: int32 [L, num_blocks, H or 1, B].
+@dataclass(frozen=True)
+class _Group:
+    """Victims that are scored together: equal phase, lengths and number of known queries.
 
-    It is paged like the cache itself, so it needs no clean-up when requests finish or are preempted.
+    Attributes:
+        block_table: int64 [N, blocks].
+        num_seen: int64 [N].
+        positions: int64 [L, N, H or 1, T].
+        mass: float32 [L, N, H, T] if the policy asked for it.
     """
 
-    def __init__(
-        self, num_layers: int, num_blocks: int, num_heads: int, block_size: int, device: torch.device
-    ) -> None:
-        self._index = torch.zeros(num_layers, num_blocks, num_heads, block_size, dtype=torch.int32, device=device)
-        self._block_size = block_size
-        self._num_heads = num_heads
-
-    def write(self, slot_mapping: torch.Tensor, positions: torch.Tensor) -> None:
-        """Record new tokens: physical slots int64 [n] and their positions int64 [n]."""
-        blocks, offsets = slot_mapping // self._block_size, slot_mapping % self._block_size
-        values = positions.to(torch.int32).view(-1, 1, 1).expand(-1, self._index.shape[0], self._num_heads)
-        self._index[:, blocks, :, offsets] = values
-
-    def read(self, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """Positions int64 [L, N, H or 1, T] of the first slots of each request."""
-        pages = self._index[:, block_table]
-        return pages.transpose(2, 3).flatten(3, 4)[..., :num_tokens].long()
-
-    def move(self, block_table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Follow the tokens: slots int64 [L, N, H or 1, M]."""
-        for layer, page in enumerate(self._index):
-            src = address(block_table, source[layer], self._num_heads, self._block_size)
-            dst = address(block_table, target[layer], self._num_heads, self._block_size)
-            page[dst.block, dst.head, dst.offset] = page[src.block, src.head, src.offset]
+    request_ids: list[str]
+    phase: Phase
+    num_queries: int
+    block_table: torch.Tensor
+    num_seen: torch.Tensor
+    positions: torch.Tensor
+    mass: torch.Tensor | None
 
 
 class Compactor:
     """Evicts in place. Requests with equal lengths are treated together.
 
     Attributes:
+        positions: original position of the token in every slot of the pool.
         seconds: host time spent so far (on CUDA: the time to queue the work).
     """
 
@@ -66,9 +60,11 @@ class Compactor:
         self,
         policy: Policy,
         layouts: Sequence[CacheLayout],
+        *,
         num_blocks: int,
-        device: torch.device,
+        observers: Observers | None,
         average_over_ranks: Callable[[torch.Tensor], torch.Tensor],
+        device: torch.device,
     ) -> None:
         """Bind the caches of all layers.
 
@@ -76,16 +72,18 @@ class Compactor:
             policy: scores tokens.
             layouts: one a layer, in model order.
             num_blocks: blocks of the pool.
-            device: where the caches lie.
+            observers: signals of the forward pass, None if the policy needs none.
             average_over_ranks: mean of a tensor over the tensor-parallel ranks, for a choice shared by all heads.
+            device: where the caches lie.
         """
         first = layouts[0]
         self._policy = policy
         self._layouts = layouts
-        self._device = device
+        self._observers = observers
         self._average_over_ranks = average_over_ranks
+        self._device = device
         num_heads = first.num_heads if policy.per_head else 1
-        self.positions = PositionIndex(len(layouts), num_blocks, num_heads, first.block_size, device)
+        self.positions = PagedValues(len(layouts), num_blocks, num_heads, first.block_size, torch.int32, device)
         self.seconds = 0.0
         self._all_finite = torch.ones((), dtype=torch.bool, device=device)
 
@@ -98,66 +96,73 @@ class Compactor:
     def evict(self, victims: Sequence[Victim]) -> None:
         """Compact all victims; their first `num_keep` slots then hold the kept tokens."""
         start = time.perf_counter()
-        groups: dict[tuple[Phase, int, int], list[Victim]] = defaultdict(list)
+        groups: dict[tuple[Phase, int, int, int], list[Victim]] = defaultdict(list)
         for victim in victims:
             plan = victim.eviction
-            groups[plan.phase, plan.num_before, plan.num_keep].append(victim)
-        for (phase, num_before, num_keep), members in groups.items():
-            self._evict_group(members, phase, num_before, num_keep)
+            num_queries = min(self._policy.query_window, plan.num_seen)
+            groups[plan.phase, plan.num_before, plan.num_keep, num_queries].append(victim)
+        for (phase, num_before, num_keep, num_queries), members in groups.items():
+            self._evict_group(self._gather(members, phase, num_before, num_queries), num_keep)
         self.seconds += time.perf_counter() - start
 
-    def _evict_group(self, victims: list[Victim], phase: Phase, num_before: int, num_keep: int) -> None:
-        block_table = self._to_device([list(victim.block_ids) for victim in victims])
-        num_seen = self._to_device([victim.eviction.num_seen for victim in victims])
-        positions = self.positions.read(block_table, num_before)
-        scores = self._scores(phase, block_table, positions, num_seen)
-        self._all_finite &= torch.isfinite(scores).all()
-        keep = select(self._policy, phase, scores, positions, num_seen, num_keep)
-        source, target = plan_moves(keep, num_keep, phase)
-        for layer, layout in enumerate(self._layouts):
-            layout.move(
-                address(block_table, source[layer], layout.num_heads, layout.block_size),
-                address(block_table, target[layer], layout.num_heads, layout.block_size),
-            )
-        self.positions.move(block_table, source, target)
+    def device_tensor(self, rows: list) -> torch.Tensor:
+        """int64 tensor of plain numbers, copied without waiting for the device."""
+        host = torch.tensor(rows, dtype=torch.int64)
+        return host if self._device.type == "cpu" else host.pin_memory().to(self._device, non_blocking=True)
 
-    def _scores(
-        self, phase: Phase, block_table: torch.Tensor, positions: torch.Tensor, num_seen: torch.Tensor
-    ) -> torch.Tensor:
-        """float32 [L, N, H or 1, T], the same on every tensor-parallel rank where heads share one choice."""
-        scores = []
+    def _gather(self, victims: list[Victim], phase: Phase, num_before: int, num_queries: int) -> _Group:
+        block_table = self.device_tensor([list(victim.block_ids) for victim in victims])
+        mass = self._observers.mass if self._observers else None
+        return _Group(
+            request_ids=[victim.request_id for victim in victims],
+            phase=phase,
+            num_queries=num_queries,
+            block_table=block_table,
+            num_seen=self.device_tensor([victim.eviction.num_seen for victim in victims]),
+            positions=self.positions.read(block_table, num_before).long(),
+            mass=mass.values.read(block_table, num_before) if mass else None,
+        )
+
+    def _evict_group(self, group: _Group, num_keep: int) -> None:
+        scores = self._scores(group)
+        self._all_finite &= torch.isfinite(scores).all()
+        keep = select(self._policy, group.phase, scores, group.positions, group.num_seen, num_keep)
+        source, target = plan_moves(keep, num_keep, group.phase)
+        first = self._layouts[0]
+        sources = address(group.block_table, source, first.num_heads, first.block_size)
+        targets = address(group.block_table, target, first.num_heads, first.block_size)
         for layer, layout in enumerate(self._layouts):
-            view = self._view(layer, layout, phase, block_table, positions[layer], num_seen)
-            scores.append(reduce_heads(self._policy, self._policy.score(view)))
+            layout.move(sources.layer(layer), targets.layer(layer))
+        self.positions.move(group.block_table, source, target)
+        if group.mass is not None:
+            self._observers.mass.values.move(group.block_table, source, target)
+
+    def _scores(self, group: _Group) -> torch.Tensor:
+        """float32 [L, N, H or 1, T], the same on every tensor-parallel rank where heads share one choice."""
+        scores = [
+            reduce_heads(self._policy, self._policy.score(self._view(group, layer)))
+            for layer in range(len(self._layouts))
+        ]
         stacked = torch.stack(scores)
         return stacked if self._policy.per_head else self._average_over_ranks(stacked)
 
-    def _view(
-        self,
-        layer: int,
-        layout: CacheLayout,
-        phase: Phase,
-        block_table: torch.Tensor,
-        positions: torch.Tensor,
-        num_seen: torch.Tensor,
-    ) -> View:
+    def _view(self, group: _Group, layer: int) -> View:
+        positions = group.positions[layer]
         keys = values = None
         if {Signal.KEYS, Signal.VALUES} & self._policy.signals:
-            keys, values = layout.read(block_table, positions.shape[-1])
+            keys, values = self._layouts[layer].read(group.block_table, positions.shape[-1])
+        observed = {}
+        if self._observers is not None:
+            observed = self._observers.view_fields(layer, group.request_ids, group.num_seen, group.num_queries)
         return View(
             layer=layer,
             num_layers=len(self._layouts),
-            phase=phase,
+            phase=group.phase,
             positions=positions,
-            num_seen=num_seen,
-            block_size=layout.block_size,
+            num_seen=group.num_seen,
+            block_size=self._policy.block_size,
             keys=keys,
             values=values,
+            attention_mass=None if group.mass is None else group.mass[layer],
+            **observed,
         )
-
-    def _to_device(self, rows: list) -> torch.Tensor:
-        """int64 tensor of plain numbers, copied without waiting for the device."""
-        host = torch.tensor(rows, dtype=torch.int64)
-        if self._device.type == "cpu":
-            return host
-        return host.pin_memory().to(self._device, non_blocking=True)

@@ -1,6 +1,7 @@
 """Worker and runner for vLLM's CPU build. vLLM's CPU worker must be imported before its runner."""
 
 import torch
+
 from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 

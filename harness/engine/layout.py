@@ -1,42 +1,18 @@
 """Reading and moving tokens in vLLM's paged KV cache, whatever its memory layout.
 
-vLLM 0.32 hands every attention layer one tensor of the logical shape [num_blocks, H, B, 2 D]. On CUDA the last axis holds
-the key and then the value of a token (only strides differ between backends). The CPU backend reads the same memory as
-[num_blocks, H, 2 B, D] and cuts it in two: a key region, which its kernels want transposed ([D, B]), and a value region
-([B, D]).
+vLLM 0.32 hands every attention layer one tensor of the logical shape [num_blocks, H, B, 2 D]. On CUDA the last axis
+holds the key and then the value of a token (only strides differ between backends). The CPU backend reads the same
+memory as [num_blocks, H, 2 B, D] and cuts it in two: a key region, which its kernels want transposed ([D, B]), and a
+value region ([B, D]).
 
 Letters: N requests, H KV heads, T tokens, M moves, B slots a block, D head size.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-
-@dataclass(frozen=True)
-class SlotAddress:
-    """Where M slots of N requests lie: blocks, heads and offsets, each broadcastable to [N, H, M]."""
-
-    block: torch.Tensor
-    head: torch.Tensor
-    offset: torch.Tensor
-
-
-def address(block_table: torch.Tensor, slots: torch.Tensor, num_heads: int, block_size: int) -> SlotAddress:
-    """Addresses of request-local slots.
-
-    Args:
-        block_table: int64 [N, blocks], physical block ids.
-        slots: int64 [N, H or 1, M], slot numbers within each request.
-        num_heads: H.
-        block_size: B.
-    """
-    num_rows, num_rows_heads, num_moves = slots.shape
-    logical = slots // block_size
-    block = block_table.gather(1, logical.reshape(num_rows, -1)).view(num_rows, num_rows_heads, num_moves)
-    head = torch.arange(num_heads, device=slots.device).view(1, -1, 1)
-    return SlotAddress(block, head, slots % block_size)
+from harness.engine.paged import SlotAddress
 
 
 class CacheLayout(Protocol):

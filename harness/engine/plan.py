@@ -27,7 +27,9 @@ class StepPlan:
         evictions: request id -> eviction to perform before this step.
         num_evicted: request id -> tokens evicted so far, this step's evictions included; requests without any are
             left out.
+        prefilling: requests that attend prompt tokens in this step (after a preemption: their output so far, too).
     """
 
     evictions: dict[str, Eviction] = field(default_factory=dict)
     num_evicted: dict[str, int] = field(default_factory=dict)
+    prefilling: frozenset[str] = frozenset()

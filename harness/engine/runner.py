@@ -1,6 +1,8 @@
 """Runner side: applies plans before anything new is written, and turns logical into resident lengths."""
 
 import math
+from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +15,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from harness.engine.compaction import Compactor, Victim
 from harness.engine.kv_cache import EvictingAttentionSpec
 from harness.engine.layout import CacheLayout
+from harness.engine.observers import QUERY_SIGNALS, Observers, watch
 from harness.engine.plan import StepPlan
 from harness.engine.settings import read_settings
+from harness.engine.signals.batch import StepBatch
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
@@ -37,6 +41,7 @@ class EvictionRunning(_Base):
         self.eviction_policy = settings.build_policy(vllm_config.cache_config.block_size)
         self._num_evicted = self._make_buffer(self.max_num_reqs, dtype=torch.int32)
         self._num_resident: dict[str, int] = {}
+        self._observers: Observers | None = None
         self.compactor: Compactor | None = None
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
@@ -69,21 +74,43 @@ class EvictionRunning(_Base):
                 f"{self._kernel_block_sizes}. Use that size."
             )
         context = self.compilation_config.static_forward_context
+        layers = [context[name] for name in group.layer_names]
+        layouts = [self.layout_class(layer.kv_cache) for layer in layers]
+        if self.eviction_policy.signals & QUERY_SIGNALS:
+            self._watch(layers, layouts)
         self.compactor = Compactor(
             self.eviction_policy,
-            [self.layout_class(context[name].kv_cache) for name in group.layer_names],
-            self.kv_cache_config.num_blocks,
-            self.device,
-            _average_over_tensor_parallel_ranks,
+            layouts,
+            num_blocks=self.kv_cache_config.num_blocks,
+            observers=self._observers,
+            average_over_ranks=_average_over_tensor_parallel_ranks,
+            device=self.device,
         )
+
+    def _watch(self, layers: Sequence[torch.nn.Module], layouts: Sequence[CacheLayout]) -> None:
+        """Show the queries of every attention layer to the observers that the policy needs."""
+        rotary = next((part for part in self.model.modules() if hasattr(part, "cos_sin_cache")), None)
+        self._observers = Observers(
+            self.eviction_policy,
+            layouts,
+            num_blocks=self.kv_cache_config.num_blocks,
+            num_rows=self.max_num_reqs,
+            scale=layers[0].impl.scale,
+            rotary=rotary,
+            device=self.device,
+        )
+        for index, layer in enumerate(layers):
+            layer.impl = watch(layer.impl, index, self._observers)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         """Evict as planned, then update the batch as stock."""
         plan: StepPlan = scheduler_output.kv_eviction
         if plan.evictions:
             self._evict(plan)
-        for request_id in scheduler_output.finished_req_ids:
+        for request_id in chain(scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or ()):
             self._num_resident.pop(request_id, None)
+            if self._observers is not None:
+                self._observers.forget(request_id)
         return super()._update_states(scheduler_output)
 
     def _evict(self, plan: StepPlan) -> None:
@@ -123,7 +150,22 @@ class EvictionRunning(_Base):
         self.compactor.positions.write(slot_mapping, self.positions[:total])
         lengths = self.optimistic_seq_lens_cpu[:num_reqs].tolist()
         self._num_resident.update(zip(self.input_batch.req_ids, lengths, strict=True))
+        if self._observers is not None:
+            self._observers.begin_step(self._step_batch(plan, lengths, slot_mapping))
         return prepared
+
+    def _step_batch(self, plan: StepPlan, num_resident: list[int], slot_mapping: torch.Tensor) -> StepBatch:
+        """This step's requests as the observers see them."""
+        request_ids, num_reqs = self.input_batch.req_ids, len(num_resident)
+        return StepBatch(
+            request_ids=request_ids,
+            starts=self.query_start_loc.np[: num_reqs + 1].tolist(),
+            num_seen=[n + plan.num_evicted.get(name, 0) for name, n in zip(request_ids, num_resident, strict=True)],
+            num_resident=num_resident,
+            prefilling=[name in plan.prefilling for name in request_ids],
+            block_table=self.input_batch.block_table[0].get_device_tensor(num_reqs).long(),
+            slot_mapping=slot_mapping,
+        )
 
     def _lower_lengths(self, plan: StepPlan, num_reqs: int, num_tokens: int) -> None:
         evicted = self._num_evicted

@@ -1,11 +1,11 @@
 """Scheduler side: decides how many tokens stay, shrinks block lists, tells the workers.
 
-The decision is a pure function of lengths (`Policy.plan`), taken at the top of `schedule()`, so nothing has to come back
-from the workers and asynchronous scheduling stays on. Freed blocks may be handed out in the same step: workers compact
-before they write.
+The decision is a pure function of lengths (`Policy.plan`), taken at the top of `schedule()`, so nothing has to come
+back from the workers and asynchronous scheduling stays on. Freed blocks may be handed out in the same step: workers
+compact before they write.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -18,14 +18,14 @@ from harness.engine.plan import Eviction, StepPlan
 from harness.engine.settings import CONFIG_KEY, read_settings
 from harness.engine.trace import PoolShape, TraceWriter
 from harness.generation import EvictionRecord
-from policies import Phase, Unit
+from policies import Phase, Policy, Unit
 
 
 @dataclass
 class _RequestState:
     """What the scheduler remembers of a request. `prefilled` falls back when the request is preempted."""
 
-    record: EvictionRecord = EvictionRecord()
+    record: EvictionRecord = field(default_factory=EvictionRecord)
     prefilled: bool = False
 
 
@@ -65,8 +65,11 @@ class EvictionScheduling:
             evictions.pop(request_id, None)
             self._forget_progress(request_id)
         evicted = self._manager.num_evicted
+        scheduled = output.num_scheduled_tokens
         output.kv_eviction = StepPlan(
-            evictions, {rid: evicted[rid] for rid in output.num_scheduled_tokens if rid in evicted}
+            evictions,
+            {request_id: evicted[request_id] for request_id in scheduled if request_id in evicted},
+            frozenset(request_id for request_id in scheduled if not self._states[request_id].prefilled),
         )
         self._record_step(evictions, output)
         return output
@@ -182,7 +185,7 @@ class EvictionScheduling:
         return {**(params or {}), CONFIG_KEY: asdict(record)}, ec_params
 
 
-def peak_resident_tokens(policy: Any, num_prefill: int, num_prompt: int, num_total: int) -> int:
+def peak_resident_tokens(policy: Policy, num_prefill: int, num_prompt: int, num_total: int) -> int:
     """The most tokens of one request and layer that are resident at once.
 
     Args:
@@ -218,5 +221,3 @@ class EvictionScheduler(EvictionScheduling, Scheduler):
 
 class AsyncEvictionScheduler(EvictionScheduling, AsyncScheduler):
     """`scheduler_cls` for asynchronous scheduling."""
-
-

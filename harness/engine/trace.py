@@ -34,7 +34,7 @@ class TraceWriter:
     """Appends one JSON list a step; flushed every few hundred steps and whenever `flush` is called."""
 
     def __init__(self, path: str, shape: PoolShape) -> None:
-        self._file: IO[str] = Path(path).open("a", encoding="utf-8")
+        self._file: IO[str] = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - open as long as the engine
         self._start: float | None = None
         self._pending = 0
         self._file.write(json.dumps(asdict(shape)) + "\n")

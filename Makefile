@@ -1,0 +1,47 @@
+# Two commands are enough: `make run` and `make test`. `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c "$(IS_NEW_ENOUGH)" 2>/dev/null && echo $$p && break; done)
+EXTRA ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+STAMP := $(VENV)/.setup-$(EXTRA)
+UV := $(shell command -v uv || echo $(BIN)/uv)
+CPU_TORCH := $(if $(PIP_FIND_LINKS),$(foreach place,$(PIP_FIND_LINKS),--find-links $(place)),--torch-backend cpu)
+OPTIONS_cpu := $(CPU_TORCH) --override .ci/cpu-overrides.txt
+
+.PHONY: help setup run test parity lint
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@echo "  ARGS=\"policy=full\" passes arguments to run, EXTRA=cpu|gpu chooses the build of vLLM, PYTHON= the interpreter"
+
+setup: $(STAMP) ## .venv with everything, and the embedded model; quick the second time
+
+$(STAMP): pyproject.toml .ci/cpu-overrides.txt
+	@"$(PYTHON)" -c "$(IS_NEW_ENOUGH)" 2>/dev/null || { \
+		echo "error: Python 3.11 or newer was not found. Install it, or name it: make setup PYTHON=PATH" >&2; exit 1; }
+	@[[ "$(EXTRA)" == cpu || "$(EXTRA)" == gpu ]] || { echo "error: EXTRA=$(EXTRA) is unknown. Use cpu or gpu." >&2; exit 1; }
+	@for other in $(filter-out $(STAMP),$(wildcard $(VENV)/.setup-*)); do echo "removing $(VENV) of $$other"; rm -rf $(VENV); done
+	@[[ -x $(BIN)/python ]] || if command -v uv >/dev/null; then uv venv --python "$(PYTHON)" $(VENV); else "$(PYTHON)" -m venv $(VENV); fi
+	@[[ -x "$(UV)" ]] || $(BIN)/python -m pip install --quiet uv
+	"$(UV)" pip install --python $(BIN)/python $(OPTIONS_$(EXTRA)) -e ".[$(EXTRA),dev]"
+	$(BIN)/python -m harness.models
+	@touch $@
+
+run: setup ## the main job on the embedded model: paged eviction on longbench_mini
+	$(BIN)/python -m harness $(ARGS)
+
+test: setup ## all tests, the fast ones first
+	$(BIN)/python -m pytest -m "not slow and not parity" -rs --durations=15
+	$(BIN)/python -m pytest -m "slow and not parity" -rs --durations=15
+
+parity: setup ## long comparison with published scores
+	$(BIN)/python -m pytest -m parity -rs --durations=5
+
+lint: setup ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .

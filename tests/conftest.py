@@ -1,0 +1,34 @@
+"""What every test module may use."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.hardware import cuda_gpus
+
+
+def pytest_collection_modifyitems(items):
+    """Skip tests marked gpu where there is none."""
+    if cuda_gpus():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory) -> Path:
+    """A model folder without weights: one token a byte, no chat template. Enough for every engine but a real one."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("byte-model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: token for token, symbol in enumerate(["</s>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 0}))
+    return folder

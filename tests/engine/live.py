@@ -1,0 +1,118 @@
+"""Helpers that run a real vLLM engine in this process and look inside it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from vllm import EngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from harness.engine.arguments import EngineShape, stock_arguments
+from harness.engine.llm import VllmEngine, sampling_params
+from harness.engine.settings import EvictionSettings
+from harness.generation import EngineStats, GenerationRequest, GenerationResult
+from policies import Phase
+
+
+@dataclass(frozen=True)
+class LiveDecision:
+    """One eviction as the worker carried it out; `kept` are sorted positions by layer and head."""
+
+    phase: Phase
+    num_before: int
+    num_keep: int
+    kept: list[list[list[int]]]
+
+
+@dataclass
+class LiveRun:
+    """Everything a test wants to know about a run."""
+
+    results: dict[str, GenerationResult] = field(default_factory=dict)
+    decisions: dict[str, list[LiveDecision]] = field(default_factory=dict)
+    stats: EngineStats | None = None
+
+    def texts(self) -> dict[str, list[int]]:
+        """Generated token ids by request."""
+        return {request_id: result.token_ids for request_id, result in self.results.items()}
+
+
+def scheduler_of(engine: LLMEngine) -> Scheduler:
+    """The scheduler of an in-process engine."""
+    return engine.engine_core.engine_core.scheduler
+
+
+def runner_of(engine: LLMEngine) -> CPUModelRunner:
+    """The model runner of an in-process engine."""
+    return engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+@contextmanager
+def live_engine(shape: EngineShape, settings: EvictionSettings) -> Iterator[VllmEngine]:
+    """An engine that is shut down at the end."""
+    engine = VllmEngine(shape, settings)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def record_decisions(engine: VllmEngine) -> dict[str, list[LiveDecision]]:
+    """From now on collect what every eviction kept, by the request's id in the caller's eyes."""
+    decisions: dict[str, list[LiveDecision]] = {}
+    compactor = runner_of(engine.llm_engine).compactor
+    evict = compactor.evict
+
+    def evict_and_look(victims):
+        evict(victims)
+        for victim in victims:
+            table = compactor.device_tensor([list(victim.block_ids)])
+            positions = compactor.positions.read(table, victim.eviction.num_keep)[:, 0].sort(dim=-1).values
+            name = victim.request_id.rpartition("-")[0]
+            decisions.setdefault(name, []).append(
+                LiveDecision(
+                    victim.eviction.phase, victim.eviction.num_before, victim.eviction.num_keep, positions.tolist()
+                )
+            )
+
+    compactor.evict = evict_and_look
+    return decisions
+
+
+def run_live(shape: EngineShape, settings: EvictionSettings, requests: list[GenerationRequest]) -> LiveRun:
+    """Run all requests together."""
+    with live_engine(shape, settings) as engine:
+        run = LiveRun()
+        if runner_of(engine.llm_engine).compactor is not None:
+            run.decisions = record_decisions(engine)
+        run.results = {result.request_id: result for result in engine.generate(requests)}
+        run.stats = engine.stats()
+        return run
+
+
+def run_stock(shape: EngineShape, requests: list[GenerationRequest]) -> dict[str, list[int]]:
+    """Generated token ids of stock vLLM with the same engine settings and no plugin."""
+    engine = LLMEngine.from_engine_args(EngineArgs(**stock_arguments(shape)))
+    try:
+        for request in requests:
+            engine.add_request(
+                request.request_id, {"prompt_token_ids": request.prompt_token_ids}, sampling_params(request)
+            )
+        texts = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    texts[output.request_id] = list(output.outputs[0].token_ids)
+        return texts
+    finally:
+        engine.engine_core.shutdown()
+
+
+def make_asynchronous(arguments: dict) -> LLMEngine:
+    """An engine with asynchronous scheduling, which vLLM's CPU platform switches off while it builds its config."""
+    config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    config.scheduler_config.async_scheduling = True
+    return LLMEngine.from_vllm_config(config)

@@ -1,0 +1,133 @@
+"""The rules of the house that a reviewer would otherwise have to check by hand."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("harness", "policies", "conf")
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 50
+ENGINE_FREE = {"torch", "vllm"}
+# (who, must not import): a name stands for itself and for everything below it.
+FORBIDDEN = [
+    ("policies", {"harness", "vllm", "hydra", "wandb", "omegaconf"}),
+    (
+        "harness.engine",
+        {"harness.longbench", "harness.experiment", "harness.config", "harness.store", "harness.report"},
+    ),
+    ("harness.longbench", {"vllm", "harness.engine", "harness.store", "harness.experiment", "policies"}),
+    ("harness.store", ENGINE_FREE | {"transformers", "pandas", "wandb", "harness.longbench", "harness.engine"}),
+    ("harness.report", ENGINE_FREE | {"transformers", "harness.engine", "harness.experiment", "policies"}),
+    ("harness.reference", {"vllm", "harness.engine", "harness.longbench"}),
+    ("harness.config", ENGINE_FREE | {"transformers", "harness.engine", "harness.longbench", "policies"}),
+]
+HEAVY = {"torch", "vllm", "wandb", "transformers", "pandas", "datasets", "matplotlib"}
+START_UP = ("__main__", "config", "errors", "hardware")
+FOREIGN_PLACES = re.compile(
+    r"/work/(?!\.\.\.)|/opt/[a-z]|/root/|(?:pypi|pythonhosted|download\.pytorch|anaconda)\.(?:org|com)|files\.pythonhosted"
+)
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+    return found
+
+
+def is_below(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def offences(package: str, forbidden: set[str]) -> list[str]:
+    return [
+        f"{module_name(path)} imports {name}"
+        for path in sources(*PACKAGES)
+        if is_below(module_name(path), package)
+        for name in sorted(imports(ast.parse(path.read_text())))
+        if any(is_below(name, other) for other in forbidden)
+    ]
+
+
+@pytest.mark.parametrize(("package", "forbidden"), FORBIDDEN, ids=[package for package, _ in FORBIDDEN])
+def test_arrows_run_one_way(package, forbidden):
+    assert any(is_below(module_name(path), package) for path in sources(*PACKAGES))
+    assert offences(package, forbidden) == []
+
+
+def test_only_the_engine_imports_vllm():
+    found = [offence for package in PACKAGES for offence in offences(package, {"vllm"})]
+    assert [offence for offence in found if not offence.startswith("harness.engine.")] == []
+
+
+def test_the_check_of_arrows_sees_a_forbidden_import():
+    assert any("vllm" in offence for offence in offences("harness.engine", {"vllm"}))
+
+
+@pytest.mark.parametrize("name", START_UP)
+def test_start_up_imports_nothing_heavy(name):
+    tree = ast.parse((ROOT / "harness" / f"{name}.py").read_text())
+    at_top = set().union(*(imports(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)))
+    assert {n for n in at_top if n.split(".")[0] in HEAVY} == set()
+
+
+def test_files_are_short():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources(*PACKAGES)}
+    assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
+
+
+def functions():
+    for path in sources(*PACKAGES):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+
+
+def test_functions_are_short():
+    lengths = {name: node.end_lineno - node.lineno + 1 for name, node in functions()}
+    assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
+
+
+def test_functions_are_annotated():
+    def is_annotated(node):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        untyped = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]
+        return node.returns is not None and not untyped
+
+    assert [name for name, node in functions() if not is_annotated(node)] == []
+
+
+def project_files() -> list[Path]:
+    """Tracked files and files about to be."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    return [
+        ROOT / name for name in names if name and (ROOT / name).is_file() and ROOT / name != Path(__file__).resolve()
+    ]
+
+
+def test_no_file_names_a_machine_path_or_a_package_index():
+    found = []
+    for path in project_files():
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}:{n}" for n, line in enumerate(lines, 1) if FOREIGN_PLACES.search(line)]
+    assert found == []

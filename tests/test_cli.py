@@ -1,0 +1,166 @@
+"""`python -m harness` as its users start it: exit codes, one-line errors, Ctrl-C, sweeps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.hardware import cuda_gpus
+
+ROOT = Path(__file__).resolve().parents[1]
+GENEROUS_S = 120  # for a machine that others use too; times that users are promised are asserted apart
+
+
+@pytest.fixture
+def harness(tmp_path, byte_model):
+    """Run the command line with the scripted engine; returns the finished process."""
+
+    def run(*arguments: str, scripted: bool = True, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            command(tmp_path, byte_model, *arguments, scripted=scripted),
+            cwd=ROOT,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=GENEROUS_S,
+            check=False,
+        )
+
+    return run
+
+
+def command(tmp_path, byte_model, *arguments: str, scripted: bool = True) -> list[str]:
+    scripts = ["engine.name=tests.scripted_engine:ScriptedEngine", f"model.path={byte_model}"] if scripted else []
+    return [sys.executable, "-m", "harness", *arguments, *scripts, f"results_dir={tmp_path / 'runs'}"]
+
+
+def folders(tmp_path) -> list[Path]:
+    return sorted((tmp_path / "runs").glob("*"))
+
+
+def the_error(done: subprocess.CompletedProcess) -> str:
+    """The one line on stderr of a run that the user can mend."""
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_help_is_quick_and_shows_five_examples(harness):
+    started = time.monotonic()
+    done = harness("--help", scripted=False)
+    assert time.monotonic() - started < 10
+    assert done.returncode == 0
+    assert done.stdout.count("  python -m harness") == 5
+    assert "policy:" in done.stdout
+    assert "paged_eviction" in done.stdout
+
+
+def test_help_needs_neither_vllm_nor_torch():
+    program = (
+        "import sys; sys.argv = ['harness', '--help']\n"
+        "from harness.__main__ import entry_point\n"
+        "try: entry_point()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'vllm', 'wandb', 'transformers', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.skipif(bool(cuda_gpus()), reason="says what happens where there is no CUDA device")
+def test_a_model_that_cannot_run_here_ends_in_one_message_within_20_s(harness, tmp_path):
+    started = time.monotonic()
+    done = harness(
+        "policy=paged_eviction",
+        "model=llama3.1-8b",
+        scripted=False,
+        HF_HOME=str(tmp_path / "empty"),
+        HF_HUB_OFFLINE="1",
+    )
+    assert time.monotonic() - started < 20
+    error = the_error(done)
+    assert "no CUDA GPU was found" in error
+    assert "weights of meta-llama/Llama-3.1-8B-Instruct not found" in error
+    assert "hf download meta-llama/Llama-3.1-8B-Instruct" in error
+    assert "model=smollm2-135m" in error
+    assert folders(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["policy.budget=100"], "Use 96 or 128."),
+        (["benchmark.tasks=[qaspre]"], "qasper"),
+        (["benchmark=longbench", "benchmark.path=no/such/folder"], "benchmark.path=no/such/folder does not exist"),
+    ],
+)
+def test_a_mistake_ends_in_one_line_before_a_run_folder_exists(harness, tmp_path, arguments, words):
+    assert words in the_error(harness(*arguments))
+    assert folders(tmp_path) == []
+
+
+def test_an_unknown_policy_lists_the_known_ones(harness):
+    done = harness("policy=paged")
+    assert done.returncode == 1
+    assert "Could not find 'policy/paged'" in done.stderr
+    assert "paged_eviction" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_line_that_does_not_parse_is_named_by_file_and_line(harness, tmp_path):
+    row = {"input": "q?", "context": "c", "answers": ["a"], "length": 1, "dataset": "qasper", "language": "en",
+           "all_classes": None, "_id": "1"}  # fmt: skip
+    (tmp_path / "qasper.jsonl").write_text(json.dumps(row) + "\n" + '{"input": \n')
+    done = harness("benchmark=longbench", f"benchmark.path={tmp_path}", "benchmark.tasks=[qasper]")
+    assert f"{tmp_path / 'qasper.jsonl'}:2" in the_error(done)
+
+
+def test_one_failing_run_of_a_sweep_does_not_stop_the_others(harness, tmp_path):
+    done = harness("-m", "policy.budget=100,256", "benchmark.tasks=[qasper]", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert done.returncode == 1
+    assert "error: policy.budget=100 is not a multiple" in done.stderr
+    assert "Traceback" not in done.stderr
+    (folder,) = folders(tmp_path)
+    assert json.loads((folder / "manifest.json").read_text())["status"] == "finished"
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(harness, tmp_path):
+    done = harness("benchmark.tasks=[qasper]", SCRIPTED_CRASH_AFTER="0")
+    assert done.returncode == 1
+    assert "RuntimeError: scripted crash" in done.stderr
+    assert json.loads((folders(tmp_path)[0] / "manifest.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_keeps_its_samples_and_says_how_to_go_on(harness, tmp_path, byte_model, stop):
+    tasks = ["benchmark.tasks=[qasper,trec,lcc]", "benchmark.limit=3"]
+    process = subprocess.Popen(
+        command(tmp_path, byte_model, *tasks),
+        cwd=ROOT,
+        env=os.environ | {"SCRIPTED_DELAY_S": "0.5"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    give_up = time.monotonic() + GENEROUS_S
+    while not any(path.stat().st_size for path in (tmp_path / "runs").glob("*/predictions.jsonl")):
+        assert time.monotonic() < give_up
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(stop)
+    _, errors = process.communicate(timeout=GENEROUS_S)
+    assert process.returncode == 130
+    assert "To go on: python -m harness 'benchmark.tasks=[qasper,trec,lcc]' benchmark.limit=3 engine.name=" in errors
+    assert "Traceback" not in errors
+    (folder,) = folders(tmp_path)
+    assert json.loads((folder / "manifest.json").read_text())["status"] == "interrupted"
+    finished = (folder / "predictions.jsonl").read_text().splitlines()
+    assert 1 <= len(finished) < 9
+    assert harness(*tasks).returncode == 0
+    ids = [json.loads(line)["sample_id"] for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert len(ids) == len(set(ids)) == 9

@@ -1,0 +1,112 @@
+"""Every option composes, and every mistake is named before anything heavy starts."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.errors import ConfigCompositionException
+
+import conf
+from harness.config import HarnessConfig, register_schema, to_dataclass
+from harness.errors import UserError
+
+CONF = Path(conf.__file__).parent
+GROUPS = ("model", "policy", "benchmark", "engine", "tracker", "experiment")
+OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch):
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+
+
+def composed(*overrides: str) -> HarnessConfig:
+    register_schema()
+    with initialize_config_module(version_base="1.3", config_module="conf"):
+        return to_dataclass(compose("config", list(overrides)))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_every_group_composes(option):
+    group, name = option.split("=")
+    config = composed(option)
+    if group not in ("experiment", "engine", "tracker"):
+        assert getattr(config, group).name == name
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_begins_with_its_command(option):
+    group, name = option.split("=")
+    first_lines = (CONF / group / f"{name}.yaml").read_text().splitlines()[:2]
+    assert any(line.startswith("# python -m harness") and option in line for line in first_lines)
+
+
+def test_the_default_is_paged_eviction_on_the_embedded_model():
+    config = composed()
+    assert (config.model.name, config.policy.name, config.benchmark.name) == (
+        "smollm2-135m",
+        "paged_eviction",
+        "longbench_mini",
+    )
+    assert (config.model.path, config.engine.block_size, config.engine.kv_cache_gib) == (None, 32, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "geometry"),
+    [
+        ("llama3.1-8b", (32, 32, 8, 128)),
+        ("llama3.2-3b", (28, 24, 8, 128)),
+        ("llama3.2-1b", (16, 32, 8, 64)),
+        ("smollm2-135m", (30, 9, 3, 64)),
+    ],
+)
+def test_the_geometry_of_a_model_is_the_published_one(name, geometry):
+    model = composed(f"model={name}").model
+    assert (model.num_layers, model.num_query_heads, model.num_kv_heads, model.head_dim) == geometry
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["policy.budget=100"], "policy.budget=100 is not a multiple of engine.block_size=32. Use 96 or 128."),
+        (["policy.budget=32"], "policy.budget=32 is less than two blocks of engine.block_size=32. Use 64 or more."),
+        (["policy.budget=null"], "policy=paged_eviction needs policy.budget"),
+        (["engine.block_size=16"], "engine.block_size=16 is not a positive multiple of 32, as vLLM needs on cpu."),
+        (["engine.block_size=-32"], "engine.block_size=-32 is not a positive multiple of 32"),
+        (["engine.max_num_seqs=0"], "engine.max_num_seqs=0 is not positive"),
+        (["engine.num_kv_blocks=9", "engine.kv_cache_gib=1"], "both set the size of the KV pool"),
+        (
+            ["model.dtype=???", "model.head_dim=???"],
+            "no value for model.dtype, model.head_dim. Give each as key=value.",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_together_are_named(overrides, message):
+    with pytest.raises(UserError) as error:
+        composed(*overrides)
+    assert message in str(error.value)
+
+
+def test_a_budget_that_fits_a_larger_block_is_taken():
+    assert composed("engine.block_size=64", "policy.budget=128").policy.budget == 128
+
+
+@pytest.mark.parametrize("override", ["policy.bugdet=512", "polcy=full", "policy=paged", "policy.budget=much"])
+def test_a_typo_is_refused_and_named(override):
+    with pytest.raises(Exception, match=r"polcy|policy/paged|policy\.bugdet|policy\.budget") as error:
+        composed(override)
+    assert isinstance(error.value, ConfigCompositionException | ValueError)
+
+
+def test_the_full_cache_says_that_it_ignores_a_budget(capsys):
+    assert composed("policy=full", "policy.budget=512").policy.budget is None
+    assert "policy=full ignores policy.budget=512" in capsys.readouterr().err
+
+
+def test_block_size_on_a_gpu_may_be_16(monkeypatch):
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cuda")
+    monkeypatch.setattr("harness.config.cuda_gpus", lambda: (("H200", 140.0),))
+    engine = composed().engine
+    assert (engine.block_size, engine.kv_cache_gib) == (16, None)
+    with pytest.raises(UserError, match="but only 1 CUDA GPUs"):
+        composed("engine.tensor_parallel_size=2")

@@ -1,0 +1,267 @@
+"""A run folder survives crashes, never holds a sample twice, and belongs to one process at a time."""
+
+import json
+import multiprocessing
+import os
+import socket
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import UserError
+from harness.generation import BlockUsageSample
+from harness.store import manifest as manifests
+from harness.store.block_usage import append_block_usage
+from harness.store.manifest import Session, new_manifest, read_manifest, write_atomically, write_manifest
+from harness.store.predictions import (
+    FILE_NAME,
+    Prediction,
+    append_prediction,
+    open_for_append,
+    read_predictions,
+    replace_predictions,
+)
+from harness.store.run_folder import LOCK, clear, has_run, locked, make_run_id
+
+CONFIG = {
+    "model": {"name": "smollm2-135m", "dtype": "float32"},
+    "policy": {"name": "paged_eviction", "budget": 512, "options": {"eps": 1e-6}},
+    "benchmark": {"name": "longbench", "path": None, "limit": 5},
+    "engine": {"block_size": 32},
+    "tracker": {"name": "none"},
+    "results_dir": "results/runs",
+    "overwrite": False,
+}
+
+
+def prediction(sample_id: str, text: str = "answer") -> Prediction:
+    return Prediction(
+        sample_id=sample_id,
+        task="qasper",
+        row_id=sample_id,
+        prediction=text,
+        answers=["answer"],
+        all_classes=None,
+        length=10,
+        context_sha256="c",
+        prompt_sha256="p",
+        num_prompt_tokens=100,
+        truncated=False,
+        num_output_tokens=1,
+        finish_reason="stop",
+        num_evictions=0,
+        num_evicted_tokens=0,
+        peak_resident_tokens=100,
+        final_resident_tokens=100,
+        peak_blocks=4,
+        num_preemptions=0,
+        ttft_s=0.1,
+        e2e_s=0.2,
+    )
+
+
+def write(folder, *predictions):
+    with open_for_append(folder) as file:
+        for one in predictions:
+            append_prediction(file, one)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(), min_size=1, max_size=4), data=st.data())
+def test_a_file_cut_at_any_byte_keeps_every_whole_line(tmp_path, texts, data):
+    (tmp_path / FILE_NAME).unlink(missing_ok=True)
+    whole = [prediction(str(number), text) for number, text in enumerate(texts)]
+    write(tmp_path, *whole)
+    content = (tmp_path / FILE_NAME).read_bytes()
+    cut = data.draw(st.integers(0, len(content)))
+    (tmp_path / FILE_NAME).write_bytes(content[:cut])
+    kept = whole[: content[:cut].count(b"\n")]
+    assert read_predictions(tmp_path) == kept
+    write(tmp_path, prediction("new"))
+    assert read_predictions(tmp_path) == [*kept, prediction("new")]
+
+
+def test_a_last_line_of_nul_bytes_is_cut_off(tmp_path):
+    write(tmp_path, prediction("a"))
+    with (tmp_path / FILE_NAME).open("ab") as file:
+        file.write(b"\0" * 40 + b"\n")
+    assert read_predictions(tmp_path) == [prediction("a")]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    write(tmp_path, prediction("a"), prediction("b"))
+    lines = (tmp_path / FILE_NAME).read_text().splitlines()
+    (tmp_path / FILE_NAME).write_text("\n".join([lines[0][:-5], lines[1]]) + "\n")
+    with pytest.raises(UserError, match=r"predictions\.jsonl:1 is no prediction"):
+        read_predictions(tmp_path)
+
+
+def test_a_sample_that_occurs_twice_is_refused(tmp_path):
+    write(tmp_path, prediction("a"), prediction("a"))
+    with pytest.raises(UserError, match=r"predictions\.jsonl:2 has sample a again"):
+        read_predictions(tmp_path)
+
+
+def test_line_separators_inside_a_prediction_do_not_split_its_line(tmp_path):
+    tricky = prediction("a", "one\u2028two\x85three\r\nfour\x0bfive")
+    write(tmp_path, tricky, prediction("b"))
+    assert read_predictions(tmp_path) == [tricky, prediction("b")]
+
+
+def test_scores_are_filled_in_without_losing_a_sample(tmp_path):
+    write(tmp_path, prediction("a"), prediction("b"))
+    scored = [replace(p, score=0.5, empty=False, extra_scores={"rouge1": 0.1}) for p in read_predictions(tmp_path)]
+    replace_predictions(tmp_path, scored)
+    assert read_predictions(tmp_path) == scored
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "manifest.json"
+    write_atomically(path, "old")
+
+    def full_disk(descriptor):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_a_manifest_reads_back_equal(tmp_path):
+    written = replace(
+        new_manifest("id", CONFIG, "python -m harness", {"num_rows": 3}, {"engine": 0}),
+        sessions=[Session("2026-01-01T00:00:00+00:00", "interrupted", num_samples=2)],
+    )
+    write_manifest(tmp_path, written)
+    assert read_manifest(tmp_path) == written
+    assert has_run(tmp_path)
+    assert written.versions["hydra-core"] == "1.3.8"
+    assert written.hardware["num_cores"] >= 1
+
+
+def test_a_manifest_of_another_version_is_refused(tmp_path, monkeypatch):
+    write_manifest(tmp_path, new_manifest("id", CONFIG, "python -m harness", {}, {}))
+    monkeypatch.setattr(manifests, "SCHEMA_VERSION", 2)
+    with pytest.raises(UserError, match="schema_version=1, this harness reads 2"):
+        read_manifest(tmp_path)
+
+
+def changed(**parts) -> dict:
+    config = json.loads(json.dumps(CONFIG))
+    for part, values in parts.items():
+        config[part] = config[part] | values if isinstance(values, dict) else values
+    return config
+
+
+def test_a_run_id_is_readable_and_shows_budget_and_limit():
+    run_id = make_run_id(CONFIG, "data")
+    assert run_id.startswith("paged_eviction-b512-smollm2-135m-longbench-limit5-")
+    assert make_run_id(changed(), "data") == run_id
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"policy": {"budget": 256}},
+        {"policy": {"options": {"eps": 1e-3}}},
+        {"engine": {"block_size": 64}},
+        {"benchmark": {"limit": 6}},
+        {"model": {"dtype": "bfloat16"}},
+    ],
+)
+def test_what_decides_results_changes_the_run_id(parts):
+    assert make_run_id(changed(**parts), "data") != make_run_id(CONFIG, "data")
+
+
+def test_other_data_or_other_code_is_another_run(monkeypatch):
+    run_id = make_run_id(CONFIG, "data")
+    assert make_run_id(CONFIG, "other data") != run_id
+    monkeypatch.setattr("harness.store.run_folder.code_digest", lambda: "edited")
+    assert make_run_id(CONFIG, "data") != run_id
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"benchmark": {"path": "elsewhere"}},
+        {"results_dir": "elsewhere"},
+        {"tracker": {"name": "x"}},
+        {"overwrite": True},
+    ],
+)
+def test_what_does_not_decide_results_does_not(parts):
+    assert make_run_id(changed(**parts), "data") == make_run_id(CONFIG, "data")
+
+
+def hold(folder, ready):
+    with locked(folder):
+        ready.set()
+        time.sleep(60)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the lock of tmp_path / "run"."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=hold, args=(tmp_path / "run", ready))
+    process.start()
+    assert ready.wait(20)
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_a_second_process_is_refused_and_told_by_whom(tmp_path, holder):
+    with (
+        pytest.raises(UserError, match=rf"in use by process {holder.pid} on {socket.gethostname()}"),
+        locked(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
+    holder.kill()
+    holder.join()
+    with locked(tmp_path / "run"):
+        assert json.loads((tmp_path / "run" / LOCK).read_text())["pid"] == os.getpid()
+    assert (tmp_path / "run" / LOCK).read_text() == ""
+
+
+def test_a_reused_process_id_does_not_keep_a_lock_alive(tmp_path):
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": "?", "born": psutil.Process().create_time() - 9}
+    (tmp_path / LOCK).write_text(json.dumps(owner))
+    with locked(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["since"] != "?"
+
+
+def test_a_lock_from_another_machine_is_respected(tmp_path):
+    (tmp_path / LOCK).write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "?", "born": 0}))
+    with pytest.raises(UserError, match="on elsewhere"), locked(tmp_path):
+        pass
+
+
+def test_a_lock_is_released_after_an_error(tmp_path):
+    with pytest.raises(RuntimeError), locked(tmp_path):
+        raise RuntimeError
+    with locked(tmp_path):
+        pass
+
+
+def test_clearing_a_run_keeps_only_the_lock(tmp_path):
+    with locked(tmp_path):
+        write(tmp_path, prediction("a"))
+        (tmp_path / "figures").mkdir()
+        clear(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
+def test_block_usage_of_two_sessions_stands_under_one_header(tmp_path):
+    append_block_usage(tmp_path, 1, [BlockUsageSample(0.0, 3, 1)])
+    append_block_usage(tmp_path, 2, [BlockUsageSample(0.5, 4, 2)])
+    assert (tmp_path / "block_usage.csv").read_text() == "session,t_s,blocks,running\n1,0.0,3,1\n2,0.5,4,2\n"
