@@ -58,6 +58,7 @@ class VllmEngine:
                 prompt = {"prompt_token_ids": request.prompt_token_ids}
                 self.llm_engine.add_request(request.request_id, prompt, sampling_params(request))
             if not running:
+                self.llm_engine.collective_rpc("record_resident")
                 return
             for output in self.llm_engine.step():
                 if output.finished:

@@ -58,7 +58,7 @@ class Observers:
         )
 
     def begin_step(self, batch: StepBatch) -> None:
-        """Tell every observer who is in the batch. Before the first call (start-up, graph capture) nothing is watched."""
+        """Tell every observer who is in the batch. Before the first step nothing is watched."""
         self._watching = True
         if self.mass is not None:
             self.mass.begin_step(batch)

@@ -1,7 +1,7 @@
 """Runner side: applies plans before anything new is written, and turns logical into resident lengths."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from harness.engine.kv_cache import EvictingAttentionSpec
 from harness.engine.layout import CacheLayout
 from harness.engine.observers import QUERY_SIGNALS, Observers, watch
 from harness.engine.plan import StepPlan
+from harness.engine.retention import RetentionLog
 from harness.engine.settings import read_settings
 from harness.engine.signals.batch import StepBatch
+from policies import Phase
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
@@ -37,11 +39,12 @@ class EvictionRunning(_Base):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        settings = read_settings(vllm_config)
+        self._settings = settings = read_settings(vllm_config)
         self.eviction_policy = settings.build_policy(vllm_config.cache_config.block_size)
         self._num_evicted = self._make_buffer(self.max_num_reqs, dtype=torch.int32)
         self._num_resident: dict[str, int] = {}
         self._observers: Observers | None = None
+        self._retention: RetentionLog | None = None
         self.compactor: Compactor | None = None
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
@@ -86,6 +89,8 @@ class EvictionRunning(_Base):
             average_over_ranks=_average_over_tensor_parallel_ranks,
             device=self.device,
         )
+        if self._settings.retention is not None and get_tp_group().rank_in_group == 0:
+            self._retention = RetentionLog(self._settings.retention, self.compactor, self.eviction_policy.block_size)
 
     def _watch(self, layers: Sequence[torch.nn.Module], layouts: Sequence[CacheLayout]) -> None:
         """Show the queries of every attention layer to the observers that the policy needs."""
@@ -107,6 +112,7 @@ class EvictionRunning(_Base):
         plan: StepPlan = scheduler_output.kv_eviction
         if plan.evictions:
             self._evict(plan)
+        self.record_resident(scheduler_output.finished_req_ids)
         for request_id in chain(scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or ()):
             self._num_resident.pop(request_id, None)
             if self._observers is not None:
@@ -135,6 +141,22 @@ class EvictionRunning(_Base):
             row = self.input_batch.req_id_to_index.get(victim.request_id)
             if row is not None:
                 table.num_blocks_per_row[row] = num_blocks
+            if self._retention is not None and victim.eviction.phase is Phase.PREFILL_END:
+                self._record(victim.request_id, "prefill_end")
+
+    def record_resident(self, request_ids: Iterable[str] | None = None) -> None:
+        """Write down what is resident of finished requests; of all that are left when the engine is idle."""
+        if self._retention is None:
+            return
+        for request_id in list(self._num_resident) if request_ids is None else request_ids:
+            if request_id in self._num_resident:
+                self._record(request_id, "end")
+                del self._num_resident[request_id]
+
+    def _record(self, request_id: str, phase: str) -> None:
+        state = self.requests[request_id]
+        resident = self._num_resident[request_id]
+        self._retention.record(request_id, phase, state.block_ids[0], resident, state.num_prompt_tokens)
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
         """As stock; then lower lengths and slots of evicted requests and index the new tokens' positions."""

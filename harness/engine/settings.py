@@ -22,6 +22,7 @@ class EvictionSettings:
         reserve: admit a request only if the pool can hold the peak of every admitted one, so that none is ever
             preempted. False admits as stock vLLM does.
         trace: file to which the scheduler appends KV block usage a step; None for no trace.
+        retention: run folder in which the positions kept are recorded for every request; None for no record.
     """
 
     policy: str
@@ -29,6 +30,7 @@ class EvictionSettings:
     options: dict[str, Any] = field(default_factory=dict)
     reserve: bool = True
     trace: str | None = None
+    retention: str | None = None
 
     def build_policy(self, block_size: int) -> Policy:
         """The policy these settings name.

@@ -11,6 +11,10 @@ class EvictionReporting:
 
     model_runner: "EvictionRunning"
 
+    def record_resident(self) -> None:
+        """Write down what is resident of every request that is left; called when the engine is idle."""
+        self.model_runner.record_resident()
+
     def eviction_seconds(self) -> float:
         """Host seconds this worker spent evicting.
 

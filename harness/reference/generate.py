@@ -26,6 +26,9 @@ class Decision:
         num_seen: tokens attended before it.
         num_resident_before, num_keep: tokens in each row before and after.
         kept: sorted original positions that stayed, by layer and KV head.
+        scores: what they were chosen by, float32 [H or 1, T] a layer in slot order; a choice that another
+            implementation makes differently is a near-tie if its scores hardly differ.
+        positions: original position of each slot, int64 [H or 1, T] a layer.
     """
 
     phase: Phase
@@ -33,6 +36,8 @@ class Decision:
     num_resident_before: int
     num_keep: int
     kept: list[list[list[int]]]
+    scores: list[torch.Tensor]
+    positions: list[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -206,17 +211,12 @@ class _Request:
         views = [
             build_view(self.policy, self.cache, index, phase, self.rotary) for index in range(len(self.cache.layers))
         ]
-        kept_slots = choose_kept(
-            self.policy,
-            phase,
-            [self.policy.score(view)[0] for view in views],
-            [view.positions[0] for view in views],
-            self.cache.num_seen,
-            num_keep,
-        )
+        scores = [self.policy.score(view)[0] for view in views]
+        positions = [view.positions[0] for view in views]
+        kept_slots = choose_kept(self.policy, phase, scores, positions, self.cache.num_seen, num_keep)
         for layer, rows in zip(self.cache.layers, kept_slots, strict=True):
             for index, head in enumerate(layer.heads):
                 head.evict(rows[index if self.policy.per_head else 0], phase)
         kept = [[sorted(positions) for positions in heads] for heads in self.cache.positions()]
-        self.decisions.append(Decision(phase, self.cache.num_seen, num_resident, num_keep, kept))
+        self.decisions.append(Decision(phase, self.cache.num_seen, num_resident, num_keep, kept, scores, positions))
         self.eviction_s += time.perf_counter() - start_s

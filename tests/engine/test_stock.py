@@ -33,4 +33,6 @@ def test_a_tight_budget_changes_the_tokens(shape, requests, stock):
     assert run.stats.num_evictions > 0
     assert run.texts() != stock
     for request in requests:
-        assert run.texts()[request.request_id][0] == stock[request.request_id][0], "the first token sees the whole prompt"
+        assert run.texts()[request.request_id][0] == stock[request.request_id][0], (
+            "the first token sees the whole prompt"
+        )
