@@ -86,7 +86,8 @@ class EngineConfig:
         num_kv_blocks: size of the KV pool in blocks; None to let `kv_cache_gib` decide.
         kv_cache_gib: size of the KV pool; None on a GPU means what vLLM finds free.
         reserve: admit a request only if the pool holds the peak of every admitted one, so that none is preempted.
-        in_process: run the engine in this process, not in one of its own.
+        in_process: run the engine in this process, not in one of its own; None is replaced by True on CPU, where it
+            starts quicker, and False on GPU, where its memory is surely free again after it.
     """
 
     name: str = MISSING
@@ -98,7 +99,7 @@ class EngineConfig:
     enforce_eager: bool = True
     async_scheduling: bool = True
     reserve: bool = True
-    in_process: bool = False
+    in_process: bool | None = None
     tensor_parallel_size: int = 1
     seed: int = 0
 
@@ -158,7 +159,8 @@ def _fill_engine(engine: EngineConfig) -> EngineConfig:
     kv_cache_gib = engine.kv_cache_gib
     if kv_cache_gib is None and engine.num_kv_blocks is None and on_cpu:
         kv_cache_gib = CPU_KV_CACHE_GIB
-    return replace(engine, block_size=block_size, kv_cache_gib=kv_cache_gib)
+    in_process = on_cpu if engine.in_process is None else engine.in_process
+    return replace(engine, block_size=block_size, kv_cache_gib=kv_cache_gib, in_process=in_process)
 
 
 def _fill_policy(policy: PolicyConfig) -> PolicyConfig:

@@ -3,7 +3,7 @@
 import importlib
 from dataclasses import asdict
 
-from harness.config import HarnessConfig
+from harness.config import EngineConfig, HarnessConfig
 from harness.engine.environment import prepare_environment
 from harness.errors import UserError
 from harness.generation import Engine
@@ -12,10 +12,16 @@ VLLM = "vllm"
 OWN_KEYS = ("name", "in_process", "reserve")
 
 
+def prepare_engine(config: EngineConfig) -> None:
+    """Set what the engine reads from the environment; must run before torch is imported, whose threads read it too."""
+    if config.name == VLLM:
+        prepare_environment(in_process=bool(config.in_process))
+
+
 def build_engine(config: HarnessConfig, model_path: str) -> Engine:
     """Load the model into the engine that `engine.name` names: "vllm", or "module:Class" of another one.
 
-    Another one is called with the configuration and the path.
+    Another one is called with the configuration and the path. `prepare_engine` comes first.
 
     Args:
         config: the whole configuration.
@@ -36,7 +42,6 @@ def build_engine(config: HarnessConfig, model_path: str) -> Engine:
 
 
 def _build_vllm(config: HarnessConfig, model_path: str) -> Engine:
-    prepare_environment(in_process=config.engine.in_process)
     from harness.engine.arguments import EngineShape
     from harness.engine.llm import VllmEngine
     from harness.engine.settings import EvictionSettings

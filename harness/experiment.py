@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.answering import Prompting, Tally, answer_rows, submit
 from harness.config import HarnessConfig, as_plain
-from harness.engines import build_engine
+from harness.engines import build_engine, prepare_engine
 from harness.errors import UserError
 from harness.generation import Engine
 from harness.hardware import inference_device
@@ -56,6 +56,7 @@ def run(config: HarnessConfig, command: str) -> None:
         UserError: something is missing or wrong that a user can mend, or the policy never evicted.
         KeyboardInterrupt: the user stopped the run; finished samples are on disk.
     """
+    prepare_engine(config.engine)
     benchmark = _load(config)
     run_id = make_run_id(as_plain(config), benchmark.content_hash)
     folder = Path(config.results_dir) / run_id

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.engine.environment import prepare_environment
 from harness.hardware import cuda_gpus
+
+prepare_environment(in_process=True)  # before any test imports torch, whose threads read it
 
 
 def pytest_collection_modifyitems(items):

@@ -73,6 +73,12 @@ def test_help_needs_neither_vllm_nor_torch():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_the_environment_is_set_before_torch_is_imported():
+    program = "import sys, harness.experiment; print({'torch', 'transformers', 'vllm'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 @pytest.mark.skipif(bool(cuda_gpus()), reason="says what happens where there is no CUDA device")
 def test_a_model_that_cannot_run_here_ends_in_one_message_within_20_s(harness, tmp_path):
     started = time.monotonic()
@@ -137,6 +143,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(harness, tmp_path):
     assert json.loads((folders(tmp_path)[0] / "manifest.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_keeps_its_samples_and_says_how_to_go_on(harness, tmp_path, byte_model, stop):
     tasks = ["benchmark.tasks=[qasper,trec,lcc]", "benchmark.limit=3"]

@@ -49,6 +49,7 @@ def test_the_default_is_paged_eviction_on_the_embedded_model():
         "longbench_mini",
     )
     assert (config.model.path, config.engine.block_size, config.engine.kv_cache_gib) == (None, 32, 4.0)
+    assert config.engine.in_process is True
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,6 @@ def test_block_size_on_a_gpu_may_be_16(monkeypatch):
     monkeypatch.setattr("harness.config.inference_device", lambda: "cuda")
     monkeypatch.setattr("harness.config.cuda_gpus", lambda: (("H200", 140.0),))
     engine = composed().engine
-    assert (engine.block_size, engine.kv_cache_gib) == (16, None)
+    assert (engine.block_size, engine.kv_cache_gib, engine.in_process) == (16, None, False)
     with pytest.raises(UserError, match="but only 1 CUDA GPUs"):
         composed("engine.tensor_parallel_size=2")

@@ -19,10 +19,9 @@ def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[s
     Tasks come in LongBench's order. The overall score is the mean of the task scores, as LongBench averages. Scores
     run from 0 to 100; units are part of the names.
     """
-    expected: dict[str, int] = manifest.data["num_expected"]
-    by_task = {name: [p for p in predictions if p.task == name] for name in TASKS if name in expected}
-    scores = {name: _task_score(name, rows, expected[name]) for name, rows in by_task.items()}
-    overall = asdict(average(OVERALL, scores, expected))
+    by_task = _by_task(manifest, predictions)
+    scores = task_scores(manifest, predictions)
+    overall = asdict(average(OVERALL, scores, manifest.data["num_expected"]))
     return {
         "run_id": manifest.run_id,
         "status": manifest.status,
@@ -37,9 +36,20 @@ def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[s
     }
 
 
+def task_scores(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[str, TaskScore]:
+    """The score of every task of a run from the scores of its samples, in LongBench's order."""
+    expected: dict[str, int] = manifest.data["num_expected"]
+    return {name: _task_score(name, rows, expected[name]) for name, rows in _by_task(manifest, predictions).items()}
+
+
 def over_budget(budget: int | None, predictions: Sequence[Prediction]) -> list[Prediction]:
     """The samples whose prompt is longer than the budget, so that something has to be evicted."""
     return [] if budget is None else [p for p in predictions if p.num_prompt_tokens > budget]
+
+
+def _by_task(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[str, list[Prediction]]:
+    wanted = manifest.data["num_expected"]
+    return {name: [p for p in predictions if p.task == name] for name in TASKS if name in wanted}
 
 
 def _task_score(name: str, rows: list[Prediction], expected: int) -> TaskScore:

@@ -1,0 +1,1 @@
+"""kvpress as a peer: the same prompts through another implementation, in its own environment."""

@@ -1,0 +1,215 @@
+"""Load tests as the report sees them: what `bench.json` must hold, read from the folders of `harness.bench`.
+
+`bench.json` is a list of objects, one a repeat of one setting, with the fields of `BenchRow` as keys. Times are
+seconds, rates are per second of the timed part without warm-up, blocks are KV blocks of vLLM's pool. Keys without a
+default are required; other keys are left alone, so that a load test may record more than the report shows.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness.errors import UserError
+from harness.report.conditions import BUDGET_MEANING
+from harness.report.grid import NO_VALUE, Cell, Column, Table, format_number, number_cell, text_cell
+from harness.report.runs import FULL_CACHE_POLICY, find_folders
+
+FILE_NAME = "bench.json"
+MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One repeat of one setting.
+
+    Attributes:
+        model, policy: names, as in a run's configuration; `variant` tells settings of one policy apart.
+        budget: tokens, None for the full cache.
+        block_size: tokens a KV block.
+        repeat: number of the repeat; repeats with one number ran side by side and are compared with each other.
+        num_requests, input_tokens, output_tokens: the load; token counts are means a request.
+        output_tok_s, total_tok_s: answer tokens, prompt and answer tokens a second.
+        ttft_*, tpot_*, itl_*, e2e_*: seconds to the first token, a token after the first, between tokens, to the end.
+        peak_blocks, mean_blocks, peak_prefill_blocks: KV blocks in use: at most, over time, at most in steps that read
+            prompts.
+        bytes_per_block: of all layers.
+        eviction_time_s, duration_s: spent in evictions, of the timed part.
+        device: GPU or CPU model.
+    """
+
+    model: str
+    policy: str
+    budget: int | None
+    block_size: int
+    repeat: int
+    output_tok_s: float
+    total_tok_s: float
+    variant: str = ""
+    num_requests: int | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    ttft_p50: float | None = None
+    ttft_p90: float | None = None
+    ttft_p99: float | None = None
+    tpot_p50: float | None = None
+    tpot_p90: float | None = None
+    tpot_p99: float | None = None
+    itl_p50: float | None = None
+    itl_p90: float | None = None
+    itl_p99: float | None = None
+    e2e_p50: float | None = None
+    e2e_p90: float | None = None
+    e2e_p99: float | None = None
+    peak_blocks: int | None = None
+    mean_blocks: float | None = None
+    peak_prefill_blocks: int | None = None
+    bytes_per_block: int | None = None
+    num_preemptions: int | None = None
+    num_evictions: int | None = None
+    eviction_time_s: float | None = None
+    duration_s: float | None = None
+    device: str = ""
+
+    @property
+    def series(self) -> str:
+        """Policy and variant: rows of one series differ in budget, block size and load only."""
+        return f"{self.policy} ({self.variant})" if self.variant else self.policy
+
+    @property
+    def load(self) -> str:
+        """The load in words, "" if it was not recorded."""
+        if None in (self.num_requests, self.input_tokens, self.output_tokens):
+            return ""
+        return f"{self.num_requests} × {self.input_tokens:.0f} in, {self.output_tokens:.0f} out"
+
+
+@dataclass(frozen=True)
+class BenchSetting:
+    """All repeats of one setting, and the full cache under the same load."""
+
+    rows: Sequence[BenchRow]
+    full: Sequence[BenchRow]
+
+    def median(self, field: str) -> float | None:
+        """Median of a field over the repeats, None if none recorded it."""
+        values = [getattr(row, field) for row in self.rows if getattr(row, field) is not None]
+        return median(values) if values else None
+
+    def ratios(self, field: str) -> list[float]:
+        """The field divided by that of the full cache, for every repeat that both have."""
+        full = {row.repeat: getattr(row, field) for row in self.full}
+        values = [(getattr(row, field), full.get(row.repeat)) for row in self.rows]
+        return [value / reference for value, reference in values if value is not None and reference]
+
+
+def read_bench(paths: Sequence[Path]) -> list[BenchRow]:
+    """Every row of every load test at or below `paths`.
+
+    Raises:
+        UserError: a path does not exist, or a file is no list of rows.
+    """
+    return [row for folder in find_folders(paths, FILE_NAME) for row in _read_file(folder / FILE_NAME)]
+
+
+def settings(rows: Sequence[BenchRow]) -> list[BenchSetting]:
+    """Put repeats together: by model, device, load and block size, the full cache first, then by budget and policy."""
+    grouped: dict[tuple[Any, ...], list[BenchRow]] = {}
+    for row in rows:
+        grouped.setdefault((_conditions(row), row.budget or 0, row.series), []).append(row)
+    full = {key[0]: members for key, members in grouped.items() if members[0].policy == FULL_CACHE_POLICY}
+    return [BenchSetting(members, full.get(key[0], [])) for key, members in sorted(grouped.items())]
+
+
+def bench_table(rows: Sequence[BenchRow]) -> Table:
+    """Medians over repeats, and the ratio to the full cache repeat by repeat."""
+    columns = [
+        Column("Model", is_text=True),
+        Column("Policy", is_text=True),
+        Column("Budget", "tokens"),
+        Column("Block", "tokens"),
+        Column("Load", is_text=True),
+        Column("Repeats"),
+        Column("Output", "tokens/s"),
+        Column("Total", "tokens/s"),
+        Column("Ratio to full", "output, min to max"),
+        Column("TTFT p50", "s"),
+        Column("TTFT p99", "s"),
+        Column("TPOT p50", "ms"),
+        Column("TPOT p99", "ms"),
+        Column("Peak blocks"),
+        Column("Peak in prefill", "blocks"),
+        Column("Mean KV", "MiB"),
+        Column("Evicting", "% of time"),
+        Column("Preemptions"),
+    ]
+    found = settings(rows)
+    devices = ", ".join(sorted({row.device for row in rows if row.device}))
+    caption = f"Medians over repeats. Ratios repeat by repeat, so that a noisy machine cancels out. {BUDGET_MEANING}."
+    return Table(
+        name="bench",
+        title="Load tests",
+        caption=f"{devices}. {caption}" if devices else caption,
+        columns=columns,
+        rows=[_cells(one) for one in found],
+        num_keys=5,
+        records=[vars(row) for one in found for row in one.rows],
+    )
+
+
+def _read_file(path: Path) -> list[BenchRow]:
+    known = {field.name for field in fields(BenchRow)}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [BenchRow(**{key: value for key, value in row.items() if key in known}) for row in content]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} is no list of load-test rows ({error}). Run the load test again, or leave its folder out."
+        ) from None
+
+
+def _conditions(row: BenchRow) -> tuple[Any, ...]:
+    return row.model, row.device, row.load, row.block_size
+
+
+def _cells(one: BenchSetting) -> list[Cell]:
+    row = one.rows[0]
+    ratios = [] if row.policy == FULL_CACHE_POLICY else one.ratios("output_tok_s")
+    return [
+        text_cell(row.model),
+        text_cell(row.series),
+        number_cell(row.budget),
+        number_cell(row.block_size),
+        text_cell(row.load or None),
+        number_cell(len(one.rows)),
+        number_cell(one.median("output_tok_s"), 1),
+        number_cell(one.median("total_tok_s"), 1),
+        _ratio_cell(ratios),
+        number_cell(one.median("ttft_p50"), 3),
+        number_cell(one.median("ttft_p99"), 3),
+        number_cell(_scaled(one.median("tpot_p50"), 1000), 1),
+        number_cell(_scaled(one.median("tpot_p99"), 1000), 1),
+        number_cell(one.median("peak_blocks")),
+        number_cell(one.median("peak_prefill_blocks")),
+        number_cell(_scaled(one.median("mean_blocks"), (row.bytes_per_block or 0) / MIB or None), 1),
+        number_cell(_share(one), 2),
+        number_cell(one.median("num_preemptions")),
+    ]
+
+
+def _ratio_cell(ratios: Sequence[float]) -> Cell:
+    if not ratios:
+        return Cell(NO_VALUE)
+    low, middle, high = (format_number(value, 2) for value in (min(ratios), median(ratios), max(ratios)))
+    return Cell(f"{middle} ({low} to {high})", median(ratios))
+
+
+def _scaled(value: float | None, factor: float | None) -> float | None:
+    return None if value is None or factor is None else value * factor
+
+
+def _share(one: BenchSetting) -> float | None:
+    evicting, whole = one.median("eviction_time_s"), one.median("duration_s")
+    return None if evicting is None or not whole else 100 * evicting / whole

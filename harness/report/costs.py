@@ -1,0 +1,152 @@
+"""Tables of KV memory, speed and evictions of LongBench runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.report.conditions import BUDGET_MEANING, key_cells, key_columns, key_record, setting, warnings
+from harness.report.grid import Cell, Column, Table, number_cell
+from harness.report.runs import Group, Run
+from harness.report.usage import Percentiles, blocks_per_request, e2e, read_usage, total_tokens_per_s, tpot, ttft
+
+MIB = 1024**2
+
+Reader = Callable[[Run], float | None]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One column: its name in CSV, its heading, and how to read it off a run (None: not recorded)."""
+
+    key: str
+    title: str
+    unit: str
+    digits: int
+    read: Reader
+
+
+def memory_table(group: Group) -> Table:
+    """Blocks in use and resident tokens, with the share of the full cache's mean."""
+    columns = [*_MEMORY, Quantity("mean_to_full", "Mean to full", "%", 1, lambda run: _share_of_full(group, run))]
+    caption = (
+        f"{setting(group)} Blocks in use are read from vLLM's pool after every step, so they depend on how many "
+        "requests ran at once; blocks a request do not. Resident tokens are those of one layer of one request: the "
+        "peak is reached while its prompt is read, the end is what stays after evictions. "
+        f"{BUDGET_MEANING}."
+    )
+    return _table(group, "memory", "KV memory", caption, columns)
+
+
+def speed_table(group: Group) -> Table:
+    """Throughput, latency percentiles, evictions and preemptions."""
+    caption = (
+        f"{setting(group)} All samples were sent at once, so TTFT holds the time in the queue; load tests measure "
+        "latency better. TPOT: time of a request after its first token by its later tokens. Evicting: share of the "
+        f"generation time. {BUDGET_MEANING}."
+    )
+    return _table(group, "speed", "Speed and evictions", caption, _SPEED)
+
+
+def memory_of(run: Run, key: str) -> float | None:
+    """A number of `metrics.json`'s memory, None where the engine ended badly."""
+    return run.metrics["memory"].get(key)
+
+
+def mean_kv_mib(run: Run) -> float | None:
+    """KV memory in use, mean over engine steps, in MiB."""
+    return _mib(memory_of(run, "mean_kv_bytes"))
+
+
+def _table(group: Group, part: str, title: str, caption: str, quantities: Sequence[Quantity]) -> Table:
+    keys = key_columns(group)
+    rows: list[list[Cell]] = []
+    records: list[dict[str, Any]] = []
+    for run in group.runs:
+        values = {one.key: one.read(run) for one in quantities}
+        cells = [number_cell(values[one.key], one.digits) for one in quantities]
+        rows.append([*key_cells(run, group), *cells])
+        records.append(key_record(run) | values)
+    return Table(
+        name=f"{part}-{group.name}",
+        title=f"{title}, {group.title}",
+        caption=caption,
+        columns=[*keys, *(Column(one.title, one.unit) for one in quantities)],
+        rows=rows,
+        num_keys=len(keys),
+        notes=warnings(group),
+        records=records,
+    )
+
+
+def _share_of_full(group: Group, run: Run) -> float | None:
+    baseline = group.baseline(run)
+    mine, full = mean_kv_mib(run), baseline and mean_kv_mib(baseline)
+    return 100 * mine / full if mine is not None and full else None
+
+
+def _mib(size: float | None) -> float | None:
+    return None if size is None else size / MIB
+
+
+def _speed_of(key: str) -> Reader:
+    return lambda run: run.metrics["speed"][key]
+
+
+def _eviction_of(key: str) -> Reader:
+    return lambda run: run.metrics["eviction"][key]
+
+
+def _memory_of(key: str) -> Reader:
+    return lambda run: memory_of(run, key)
+
+
+def _share_evicted(run: Run) -> float | None:
+    share = run.metrics["eviction"]["share_evicted"]
+    return None if share is None else 100 * share
+
+
+def _share_of_time(run: Run) -> float | None:
+    seconds = run.metrics["speed"]["generation_s"]
+    return 100 * run.metrics["eviction"]["eviction_time_s"] / seconds if seconds else None
+
+
+def _percentile(of: Callable[[Sequence[Any]], Percentiles | None], name: str, factor: float) -> Reader:
+    def read(run: Run) -> float | None:
+        found = of(run.predictions)
+        return None if found is None else factor * getattr(found, name)
+
+    return read
+
+
+def _latency(key: str, of: Callable[[Sequence[Any]], Percentiles | None], unit: str, factor: float) -> list[Quantity]:
+    return [
+        Quantity(f"{key}_{name}_{unit}", f"{key.upper()} {name}", unit, 2, _percentile(of, name, factor))
+        for name in ("p50", "p90", "p99")
+    ]
+
+
+_MEMORY = (
+    Quantity("block_size", "Block", "tokens", 0, lambda run: run.block_size),
+    Quantity("peak_blocks", "Peak blocks", "", 0, _memory_of("peak_blocks")),
+    Quantity("peak_kv_mib", "Peak KV", "MiB", 1, lambda run: _mib(memory_of(run, "peak_kv_bytes"))),
+    Quantity("mean_blocks", "Mean blocks", "", 1, _memory_of("mean_blocks")),
+    Quantity("mean_kv_mib", "Mean KV", "MiB", 1, mean_kv_mib),
+    Quantity("blocks_per_request", "Blocks a request", "", 1, lambda run: blocks_per_request(read_usage(run))),
+    Quantity("peak_resident_tokens", "Resident, peak", "tokens, max", 0, _memory_of("peak_resident_tokens")),
+    Quantity("mean_peak_resident_tokens", "Resident, mean peak", "tokens", 0, _memory_of("mean_peak_resident_tokens")),
+    Quantity(
+        "mean_final_resident_tokens", "Resident, end", "tokens, mean", 0, _memory_of("mean_final_resident_tokens")
+    ),
+)
+_SPEED = (
+    Quantity("output_tokens_per_s", "Output", "tokens/s", 1, _speed_of("output_tokens_per_s")),
+    Quantity("total_tokens_per_s", "Total", "tokens/s", 1, total_tokens_per_s),
+    Quantity("samples_per_s", "Samples", "1/s", 3, _speed_of("samples_per_s")),
+    *_latency("ttft", ttft, "s", 1),
+    *_latency("tpot", tpot, "ms", 1000),
+    *_latency("e2e", e2e, "s", 1),
+    Quantity("share_evicted", "Evicted from", "% of requests", 0, _share_evicted),
+    Quantity("num_evictions", "Evictions", "", 0, _eviction_of("num_evictions")),
+    Quantity("share_of_time", "Evicting", "% of time", 2, _share_of_time),
+    Quantity("num_preemptions", "Preemptions", "", 0, _eviction_of("num_preemptions")),
+)

@@ -1,0 +1,131 @@
+"""Charts drawn by matplotlib: PDF and SVG for print, PNG to look at."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from harness.report.charts import Chart, Panel, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+# Okabe and Ito's colours, told apart with any colour vision; yellow is left out, it vanishes on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255", "#666666")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINE_STYLES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)))
+FULL_STYLE = {"color": "black", "linestyle": (0, (6, 2)), "marker": "h"}
+FULL_CACHE = "full"
+MAX_PANEL_COLUMNS = 4
+PANEL_INCHES = (2.9, 2.3)
+LONE_PANEL_INCHES = (5.2, 3.4)
+BAND_OPACITY = 0.15
+PNG_DPI = 160
+FORMATS = ("pdf", "svg", "png")
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4.5,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "harness",
+    "figure.constrained_layout.use": True,
+}
+
+
+def make_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A look for every series: colour, marker and line style all differ between neighbours; the full cache is black."""
+    styles = {}
+    for index, name in enumerate(dict.fromkeys(names)):
+        styles[name] = (
+            FULL_STYLE
+            if _is_full(name)
+            else {
+                "color": COLOURS[index % len(COLOURS)],
+                "marker": MARKERS[index % len(MARKERS)],
+                "linestyle": LINE_STYLES[(index + index // len(COLOURS)) % len(LINE_STYLES)],
+            }
+        )
+    return styles
+
+
+def draw(chart: Chart, styles: dict[str, dict[str, Any]]) -> Figure:
+    """The chart as a figure: panels row by row, one legend for all."""
+    with matplotlib.rc_context(STYLE):
+        columns = min(len(chart.panels), MAX_PANEL_COLUMNS)
+        rows = -(-len(chart.panels) // columns)
+        width, height = LONE_PANEL_INCHES if len(chart.panels) == 1 else PANEL_INCHES
+        figure = Figure(figsize=(width * columns, height * rows + 0.4))
+        FigureCanvasAgg(figure)
+        handles: dict[str, Any] = {}
+        for number, panel in enumerate(chart.panels):
+            axes = figure.add_subplot(rows, columns, number + 1)
+            axes.set_gid(f"panel-{number}")
+            _draw_panel(axes, panel, number, styles, handles)
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4))
+        return figure
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write `<name>.pdf`, `.svg` and `.png`; the same figure gives the same bytes."""
+    paths = [folder / f"{name}.{kind}" for kind in FORMATS]
+    with matplotlib.rc_context(STYLE):
+        for path, metadata in zip(paths, ({"CreationDate": None}, {"Date": None}, {}), strict=True):
+            figure.savefig(path, dpi=PNG_DPI, metadata=metadata)
+    return paths
+
+
+def _is_full(name: str) -> bool:
+    return name.split(" ")[0] == FULL_CACHE
+
+
+def _draw_panel(
+    axes: "Axes", panel: Panel, number: int, styles: dict[str, dict[str, Any]], handles: dict[str, Any]
+) -> None:
+    for index, series in enumerate(panel.series):
+        artist = _draw_series(axes, series, styles[series.name])
+        artist.set_gid(f"series-{number}-{index}")
+        handles.setdefault(series.name, artist)
+    axes.set_title(panel.title, wrap=True)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    ticks = sorted({point.x for series in panel.series if series.kind != "reference" for point in series.points})
+    if panel.log_x and ticks:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _draw_series(axes: "Axes", series: Series, style: dict[str, Any]) -> "Line2D":
+    points = series.points
+    if series.kind == "reference":
+        level = points[0]
+        if level.low is not None and level.high is not None:
+            axes.axhspan(level.low, level.high, color=style["color"], alpha=BAND_OPACITY / 2, linewidth=0)
+        return axes.axhline(level.y, color=style["color"], linestyle=style["linestyle"])
+    x, y = [point.x for point in points], [point.y for point in points]
+    if series.kind == "steps":
+        return axes.step(x, y, where="post", color=style["color"], linestyle=style["linestyle"], linewidth=1)[0]
+    bounded = [point for point in points if point.low is not None and point.high is not None]
+    if len(bounded) == 1:
+        reach = [[bounded[0].y - bounded[0].low], [bounded[0].high - bounded[0].y]]
+        axes.errorbar([bounded[0].x], [bounded[0].y], yerr=reach, fmt="none", ecolor=style["color"], capsize=2)
+    elif bounded:
+        edges = [point.x for point in bounded]
+        low, high = [point.low for point in bounded], [point.high for point in bounded]
+        axes.fill_between(edges, low, high, color=style["color"], alpha=BAND_OPACITY, linewidth=0)
+    return axes.plot(x, y, **style, markerfacecolor="white", markeredgewidth=1.2)[0]

@@ -1,0 +1,244 @@
+"""Paper versus measured: `results/paper/*.csv` beside what the runs and load tests found under the same conditions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+
+from harness.errors import UserError
+from harness.report.bench_runs import BenchRow, BenchSetting, settings
+from harness.report.grid import NO_VALUE, Cell, Column, Table, format_number, number_cell, text_cell
+from harness.report.runs import MINI, Run
+
+COLUMNS = (
+    "model",
+    "dataset",
+    "metric",
+    "method",
+    "budget",
+    "page_size",
+    "baseline",
+    "value",
+    "value_max",
+    "unit",
+    "approximate",
+    "source",
+    "note",
+)
+PERCENT = 100.0
+CAPTION = (
+    "Values known from PagedEviction (arXiv 2509.04377); ~: read off a plot by the source, not a printed number. "
+    "Sources: results/paper/README.md. Measured: our runs of the same model, method and budget, on our engine, prompts "
+    "and hardware. n/N: samples scored of those the task has."
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """One row of the paper's numbers; see results/paper/README.md. Empty text and None: not stated."""
+
+    model: str
+    dataset: str
+    metric: str
+    method: str
+    budget: int | None
+    page_size: int | None
+    baseline: str
+    value: float | None
+    value_max: float | None
+    unit: str
+    approximate: bool
+    source: str
+    note: str
+    file: str
+
+
+def read_paper(folder: Path) -> list[Known]:
+    """Every row of the folder's CSV files.
+
+    Raises:
+        UserError: no files there, or one with other columns or contents.
+    """
+    paths = sorted(folder.glob("*.csv"))
+    if not paths:
+        raise UserError(f"{folder} holds no CSV file. Give the folder of the paper's numbers with --paper.")
+    return [known for path in paths for known in _read_file(path)]
+
+
+def paper_table(known: Sequence[Known], runs: Sequence[Run], bench: Sequence[BenchRow]) -> Table:
+    """Every number of the paper, with ours where a run or a load test fits its conditions."""
+    columns = [
+        Column("What", is_text=True),
+        Column("Model", is_text=True),
+        Column("Data or load", is_text=True),
+        Column("Method", is_text=True),
+        Column("Budget", "tokens"),
+        Column("Against", is_text=True),
+        Column("Unit", is_text=True),
+        Column("Paper"),
+        Column("Measured"),
+        Column("Runs", is_text=True),
+        Column("Source", is_text=True),
+        Column("Note", is_text=True),
+    ]
+    found = settings(bench)
+    measured = [_measure(one, runs, found) for one in known]
+    rows = [_row(one, values) for one, values in zip(known, measured, strict=True)]
+    records = [
+        vars(one) | {"measured": values and values.value, "measured_from": values and values.source}
+        for one, values in zip(known, measured, strict=True)
+    ]
+    return Table("paper", "Paper versus measured", CAPTION, columns, rows, 6, records=records)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Our value, in the paper's unit, as shown, and where it comes from."""
+
+    value: float
+    text: str
+    source: str
+
+
+def _read_file(path: Path) -> list[Known]:
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    if tuple(frame.columns) != COLUMNS:
+        raise UserError(f"{path} has the columns {', '.join(frame.columns)}. It must have {', '.join(COLUMNS)}.")
+    return [_known(path, number, row) for number, row in enumerate(frame.to_dict("records"), start=2)]
+
+
+def _known(path: Path, number: int, row: dict[str, str]) -> Known:
+    try:
+        return Known(
+            **{key: row[key] for key in ("model", "dataset", "metric", "method", "baseline", "unit", "source", "note")},
+            budget=int(row["budget"]) if row["budget"] else None,
+            page_size=int(row["page_size"]) if row["page_size"] else None,
+            value=float(row["value"]) if row["value"] else None,
+            value_max=float(row["value_max"]) if row["value_max"] else None,
+            approximate={"true": True, "false": False}[row["approximate"]],
+            file=path.stem,
+        )
+    except (ValueError, KeyError) as error:
+        raise UserError(
+            f"{path}:{number} cannot be read ({error}). Numbers are plain, approximate is true or false."
+        ) from None
+
+
+def _measure(known: Known, runs: Sequence[Run], bench: Sequence[BenchSetting]) -> Measured | None:
+    """Our number under the row's conditions; None without one, and for claims that name no single condition."""
+    if known.metric == "rouge":
+        return _score(known, runs)
+    measure = _BENCH_METRICS.get(known.metric)
+    fitting = [one for one in bench if _fits(known, one)]
+    if measure is None or not fitting:
+        return None
+    return measure(known, fitting[0], bench)
+
+
+def _score(known: Known, runs: Sequence[Run]) -> Measured | None:
+    fitting = [
+        run
+        for run in runs
+        if (run.model, run.policy, run.budget) == (known.model, known.method, known.budget)
+        and _is_published_data(run)
+        and known.dataset in run.scores
+        and run.scores[known.dataset].score is not None
+    ]
+    if not fitting:
+        return None
+    best = max(fitting, key=lambda run: run.scores[known.dataset].n)
+    score = best.scores[known.dataset]
+    text = f"{format_number(score.score, 2)} ({score.n}/{score.expected})"
+    return Measured(score.score, text, best.manifest.run_id)
+
+
+def _is_published_data(run: Run) -> bool:
+    """Whether the run read LongBench itself, of any number of rows, and no choice of them by length."""
+    benchmark = run.manifest.config["benchmark"]
+    chosen = (benchmark["min_prompt_tokens"], benchmark["max_prompt_tokens"]) != (None, None)
+    return run.is_finished and benchmark["source"] != MINI and not benchmark["longbench_e"] and not chosen
+
+
+def _fits(known: Known, one: BenchSetting) -> bool:
+    row = one.rows[0]
+    budget_fits = known.budget is None or row.budget == known.budget
+    page_fits = known.page_size is None or row.block_size == known.page_size
+    load_fits = known.dataset in ("", row.load)
+    return (row.model, row.policy) == (known.model, known.method) and budget_fits and page_fits and load_fits
+
+
+def _throughput(known: Known, one: BenchSetting, bench: Sequence[BenchSetting]) -> Measured:
+    value = one.median("total_tok_s")
+    return Measured(value, format_number(value, 0), _bench_source(one))
+
+
+def _gain(known: Known, one: BenchSetting, bench: Sequence[BenchSetting]) -> Measured | None:
+    return _against(known, one, bench, "total_tok_s", lambda ratio: PERCENT * (ratio - 1))
+
+
+def _latency_reduction(known: Known, one: BenchSetting, bench: Sequence[BenchSetting]) -> Measured | None:
+    return _against(known, one, bench, "e2e_p50", lambda ratio: PERCENT * (1 - ratio))
+
+
+def _against(
+    known: Known,
+    one: BenchSetting,
+    bench: Sequence[BenchSetting],
+    field: str,
+    to_percent: Callable[[float], float],
+) -> Measured | None:
+    """The median over repeats of what a ratio to the row's baseline means in percent."""
+    row = one.rows[0]
+    for other in bench:
+        rival = other.rows[0]
+        same = (rival.model, rival.device, rival.load, rival.block_size) == (
+            row.model,
+            row.device,
+            row.load,
+            row.block_size,
+        )
+        if rival.policy == known.baseline and same and rival.budget in (None, row.budget):
+            ratios = BenchSetting(one.rows, other.rows).ratios(field)
+            if ratios:
+                value = to_percent(median(ratios))
+                return Measured(value, format_number(value, 1, sign=True), _bench_source(one))
+    return None
+
+
+_BENCH_METRICS = {
+    "throughput": _throughput,
+    "throughput gain": _gain,
+    "latency reduction": _latency_reduction,
+}
+
+
+def _bench_source(one: BenchSetting) -> str:
+    row = one.rows[0]
+    budget = "" if row.budget is None else f" @ {row.budget}"
+    return f"load test {row.series}{budget}, {row.load or 'load not recorded'}, {row.device or 'device not recorded'}"
+
+
+def _row(known: Known, measured: Measured | None) -> list[Cell]:
+    return [
+        text_cell(known.metric),
+        text_cell(known.model or None),
+        text_cell(known.dataset or None),
+        text_cell(known.method),
+        number_cell(known.budget),
+        text_cell(known.baseline or None),
+        text_cell(known.unit),
+        Cell(_paper_text(known), known.value_max if known.value is None else known.value),
+        Cell("not measured") if measured is None else Cell(measured.text, measured.value),
+        Cell(NO_VALUE) if measured is None else text_cell(measured.source),
+        text_cell(known.source),
+        text_cell(known.note or None),
+    ]
+
+
+def _paper_text(known: Known) -> str:
+    if known.value is None:
+        return f"up to {known.value_max:g}"
+    about = "~" if known.approximate else ""
+    return f"{about}{known.value:g}" + ("" if known.value_max is None else f" to {known.value_max:g}")

@@ -1,0 +1,78 @@
+"""KV blocks over time, and the times of single requests, as recorded in a run folder."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.generation import BlockUsageSample
+from harness.report.runs import Run
+from harness.store.block_usage import FILE_NAME
+from harness.store.predictions import Prediction
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """p50, p90 and p99 of a time in seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+def read_usage(run: Run) -> list[BlockUsageSample]:
+    """The engine steps of a run in order, its sessions one after the other; empty if they were not recorded."""
+    path = run.folder / FILE_NAME
+    if not path.exists():
+        return []
+    usage: list[BlockUsageSample] = []
+    session, offset = "", 0.0
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["session"] != session:
+                session, offset = row["session"], usage[-1].t_s if usage else 0.0
+            usage.append(BlockUsageSample(offset + float(row["t_s"]), int(row["blocks"]), int(row["running"])))
+    return usage
+
+
+def blocks_per_request(usage: Sequence[BlockUsageSample]) -> float | None:
+    """Mean KV blocks of a running request over all steps, whatever number of them runs; None without steps."""
+    running = sum(step.running for step in usage)
+    return sum(step.blocks for step in usage if step.running) / running if running else None
+
+
+def ttft(predictions: Sequence[Prediction]) -> Percentiles | None:
+    """Seconds from arrival in the engine to the first token, waiting included."""
+    return _percentiles([p.ttft_s for p in predictions])
+
+
+def tpot(predictions: Sequence[Prediction]) -> Percentiles | None:
+    """Seconds a token after the first: what is left of a request's time by its later tokens, a stop token included."""
+    times = []
+    for p in predictions:
+        num_later = p.num_output_tokens - 1 + (p.finish_reason == "stop")
+        if p.ttft_s is not None and p.e2e_s is not None and num_later > 0:
+            times.append((p.e2e_s - p.ttft_s) / num_later)
+    return _percentiles(times)
+
+
+def e2e(predictions: Sequence[Prediction]) -> Percentiles | None:
+    """Seconds from arrival in the engine to the end of the answer."""
+    return _percentiles([p.e2e_s for p in predictions])
+
+
+def total_tokens_per_s(run: Run) -> float | None:
+    """Prompt and answer tokens a second; None if a session that was killed answered some of the samples."""
+    sessions = [session for session in run.manifest.sessions if session.generation_s > 0]
+    if sum(session.num_samples for session in sessions) != len(run.predictions) + run.num_unscored or not sessions:
+        return None
+    tokens = sum(p.num_prompt_tokens for p in run.predictions) + sum(session.num_output_tokens for session in sessions)
+    return tokens / sum(session.generation_s for session in sessions)
+
+
+def _percentiles(times: Sequence[float | None]) -> Percentiles | None:
+    known = [time for time in times if time is not None]
+    return Percentiles(*(float(value) for value in np.percentile(known, PERCENTILES))) if known else None
