@@ -32,6 +32,7 @@ class EngineShape:
     enforce_eager: bool = True
     async_scheduling: bool = False
     tensor_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
     seed: int = 0
 
 
@@ -48,16 +49,27 @@ def stock_arguments(shape: EngineShape) -> dict[str, Any]:
         "generation_config": "vllm",
         "enable_prefix_caching": False,
         "disable_log_stats": False,
+        "use_tqdm_on_load": False,
     }
 
 
 def eviction_arguments(shape: EngineShape, settings: EvictionSettings) -> dict[str, Any]:
     """Stock arguments plus the plugin."""
+    return stock_arguments(shape) | plugin_arguments(settings, asynchronous=shape.async_scheduling)
+
+
+def plugin_arguments(settings: EvictionSettings, *, asynchronous: bool) -> dict[str, Any]:
+    """What turns a stock engine into an evicting one.
+
+    Args:
+        settings: policy and accounting.
+        asynchronous: schedule a step while the one before runs; vLLM's CPU platform never does.
+    """
     on_cpu = current_platform.is_cpu()
-    asynchronous = shape.async_scheduling and not on_cpu
+    asynchronous = asynchronous and not on_cpu
     scheduler = "AsyncEvictionScheduler" if asynchronous else "EvictionScheduler"
     worker = "cpu.EvictionCPUWorker" if on_cpu else "cuda.EvictionGPUWorker"
-    return stock_arguments(shape) | {
+    return {
         "async_scheduling": asynchronous,
         "scheduler_cls": f"harness.engine.scheduler.{scheduler}",
         "worker_cls": f"harness.engine.{worker}",

@@ -81,7 +81,7 @@ class VllmEngine:
             num_evicted_tokens=last.num_evicted_tokens if last else 0,
             num_preemptions=last.num_preemptions if last else 0,
             eviction_time_s=max(self.llm_engine.collective_rpc("eviction_seconds")),
-            block_usage=[BlockUsageSample(step.t_s, step.blocks, step.running) for step in steps],
+            block_usage=[BlockUsageSample(step.t_s, step.blocks, step.running, step.prefilling) for step in steps],
         )
 
     def close(self) -> None:

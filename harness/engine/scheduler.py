@@ -13,10 +13,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from harness.engine.counters import CounterFile, Counters
 from harness.engine.kv_cache import EvictingAttentionManager
 from harness.engine.plan import Eviction, StepPlan
 from harness.engine.settings import CONFIG_KEY, read_settings
-from harness.engine.trace import PoolShape, TraceWriter
+from harness.engine.trace import PoolShape, StepUsage, TraceWriter
 from harness.generation import EvictionRecord
 from policies import Phase, Policy, Unit
 
@@ -44,6 +45,7 @@ class EvictionScheduling:
         self._states: dict[str, _RequestState] = {}
         self._totals = EvictionRecord()
         self._trace = TraceWriter(settings.trace, self._pool_shape()) if settings.trace else None
+        self._counters = CounterFile(settings.counters) if settings.counters else None
 
     def _pool_shape(self) -> PoolShape:
         num_blocks = self.kv_cache_config.num_blocks
@@ -149,20 +151,24 @@ class EvictionScheduling:
             )
         if preempted := len(output.preempted_req_ids or ()):
             self._totals = replace(self._totals, num_preemptions=self._totals.num_preemptions + preempted)
-        self._trace_pool(len(output.num_scheduled_tokens))
+        scheduled = output.num_scheduled_tokens
+        self._trace_pool(len(scheduled), sum(self._reads_prompt(name, count) for name, count in scheduled.items()))
 
-    def _trace_pool(self, running: int) -> None:
-        """Append the state of the pool to the trace. The null block is not counted."""
-        if self._trace is None:
-            return
-        pool = self.kv_cache_manager.block_pool
-        self._trace.add(
-            blocks=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
-            running=running,
-            num_evictions=self._totals.num_evictions,
-            num_evicted_tokens=self._totals.num_evicted_tokens,
-            num_preemptions=self._totals.num_preemptions,
-        )
+    def _reads_prompt(self, request_id: str, num_scheduled: int) -> bool:
+        """Whether the tokens just scheduled are a prompt's, or recomputed after a preemption."""
+        request = self.requests[request_id]
+        return num_scheduled > 1 or request.num_computed_tokens - num_scheduled < request.num_prompt_tokens
+
+    def _trace_pool(self, running: int, prefilling: int) -> None:
+        """Publish the state of the pool. The null block is not counted."""
+        pool, totals = self.kv_cache_manager.block_pool, self._totals
+        counts = (totals.num_evictions, totals.num_evicted_tokens, totals.num_preemptions)
+        num_blocks = pool.num_gpu_blocks - 1
+        blocks = num_blocks - pool.get_num_free_blocks()
+        if self._trace is not None:
+            self._trace.add(StepUsage(self._trace.now(), blocks, running, prefilling, *counts))
+        if self._counters is not None:
+            self._counters.write(Counters(*counts, blocks, num_blocks))
 
     def _num_resident(self, request: Request) -> int:
         return request.num_computed_tokens - self._manager.num_evicted.get(request.request_id, 0)
@@ -179,7 +185,7 @@ class EvictionScheduling:
         )
         params, ec_params = super()._free_request(request, delay_free_blocks)
         self._manager.forget(request_id)
-        self._trace_pool(len(self.running))
+        self._trace_pool(len(self.running), 0)
         if self._trace is not None:
             self._trace.flush()
         return {**(params or {}), CONFIG_KEY: asdict(record)}, ec_params

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 CONFIG_KEY = "kv_eviction"
+VLLM_VERSION = "0.32.0"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class EvictionSettings:
             preempted. False admits as stock vLLM does.
         trace: file to which the scheduler appends KV block usage a step; None for no trace.
         retention: run folder in which the positions kept are recorded for every request; None for no record.
+        counters: file through which the scheduler publishes running totals (`/metrics`); None for none.
     """
 
     policy: str
@@ -31,6 +33,7 @@ class EvictionSettings:
     reserve: bool = True
     trace: str | None = None
     retention: str | None = None
+    counters: str | None = None
 
     def build_policy(self, block_size: int) -> Policy:
         """The policy these settings name.
@@ -48,26 +51,36 @@ def read_settings(vllm_config: "VllmConfig") -> EvictionSettings:
         ValueError: the plugin's classes are in use but `additional_config` has no usable "kv_eviction", or another
             setting of the engine is not supported.
     """
-    data = (vllm_config.additional_config or {}).get(CONFIG_KEY)
-    if data is None:
-        raise ValueError(
-            f'additional_config has no "{CONFIG_KEY}". Pass {{"{CONFIG_KEY}": {{"policy": "paged_eviction", '
-            '"budget": 512}} or do not use the eviction scheduler and worker.'
-        )
-    unknown = set(data) - set(EvictionSettings.__dataclass_fields__)
-    if unknown or "policy" not in data:
-        raise ValueError(
-            f'additional_config["{CONFIG_KEY}"] takes {", ".join(EvictionSettings.__dataclass_fields__)} and needs '
-            f"policy; got {', '.join(map(str, data))}."
-        )
+    settings = parse_settings((vllm_config.additional_config or {}).get(CONFIG_KEY))
     _refuse_unsupported(vllm_config)
+    return settings
+
+
+def parse_settings(data: object) -> EvictionSettings:
+    """Check the value of "kv_eviction".
+
+    Raises:
+        ValueError: it is missing, no mapping, without a policy, or has an unknown key.
+    """
+    known = EvictionSettings.__dataclass_fields__
+    if not isinstance(data, dict) or "policy" not in data:
+        raise ValueError(
+            f'additional_config["{CONFIG_KEY}"]={data!r} names no policy. '
+            'Give a mapping such as {"policy": "paged_eviction", "budget": 512}.'
+        )
+    if unknown := ", ".join(sorted(set(data) - set(known))):
+        raise ValueError(f'additional_config["{CONFIG_KEY}"] does not know {unknown}. It takes {", ".join(known)}.')
     return EvictionSettings(**data)
 
 
 def _refuse_unsupported(vllm_config: "VllmConfig") -> None:
     """Raise ValueError naming the first setting that eviction cannot live with, and the remedy."""
+    import vllm
+
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     problems = {
+        f"vLLM {vllm.__version__} is installed, and the plugin hooks into the inside of {VLLM_VERSION}; install "
+        f"vllm=={VLLM_VERSION}": vllm.__version__ != VLLM_VERSION,
         "prefix caching is on, but evicted blocks are rewritten in place; set enable_prefix_caching=False": (
             cache.enable_prefix_caching
         ),

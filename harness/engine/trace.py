@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -20,11 +20,15 @@ class PoolShape:
 
 @dataclass(frozen=True)
 class StepUsage:
-    """One engine step: seconds since the first step, blocks in use, running requests, and totals so far."""
+    """One engine step: seconds since the first step, blocks in use, running requests, and totals so far.
+
+    `prefilling` of the running requests read prompt tokens in this step.
+    """
 
     t_s: float
     blocks: int
     running: int
+    prefilling: int
     num_evictions: int
     num_evicted_tokens: int
     num_preemptions: int
@@ -40,14 +44,15 @@ class TraceWriter:
         self._file.write(json.dumps(asdict(shape)) + "\n")
         self.flush()
 
-    def add(
-        self, *, blocks: int, running: int, num_evictions: int, num_evicted_tokens: int, num_preemptions: int
-    ) -> None:
-        """Append a step."""
+    def now(self) -> float:
+        """Seconds since the first step."""
         now = time.monotonic()
         self._start = now if self._start is None else self._start
-        row = [round(now - self._start, 4), blocks, running, num_evictions, num_evicted_tokens, num_preemptions]
-        self._file.write(json.dumps(row) + "\n")
+        return round(now - self._start, 4)
+
+    def add(self, step: StepUsage) -> None:
+        """Append a step."""
+        self._file.write(json.dumps(astuple(step)) + "\n")
         self._pending += 1
         if self._pending >= FLUSH_EVERY:
             self.flush()
