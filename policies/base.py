@@ -180,6 +180,11 @@ class Policy(ABC):
         """True if decode decisions are one for all layers, by the mean of their normalised scores."""
         return False
 
+    @property
+    def cache_positions(self) -> bool:
+        """True if tokens are rotated by their place among the resident ones instead of their original position."""
+        return False
+
     def unit(self, phase: Phase) -> Unit:
         """What is evicted at once in `phase`."""
         return self.decode_unit if phase is Phase.DECODE else self.prefill_unit

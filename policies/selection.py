@@ -25,9 +25,9 @@ def select(
 ) -> torch.Tensor:
     """Choose the slots that stay.
 
-    Protected tokens stay first, then the highest scores; among equal scores the later position stays. Scores are compared
-    at `SCORE_BITS` significant bits: equal tokens have equal keys in the first layer, and rounding, which depends on
-    what else is in the batch, must not decide between them.
+    Protected tokens stay first, then the highest scores; among equal scores the later position stays. Scores are
+    compared at `SCORE_BITS` significant bits: equal tokens have equal keys in the first layer, and rounding, which
+    depends on what else is in the batch, must not decide between them.
 
     Args:
         policy: gives unit, protection and scope.

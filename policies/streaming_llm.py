@@ -14,22 +14,26 @@ class StreamingLLM(Policy):
 
     Source: paper, section 3.2; 4 sinks as in the authors' code. Needs positions only, costs nothing.
 
-    Deviations: keys keep the rotation of their original position, as in kvpress and the paged ports (the authors
-    rotate by place in the cache). With `prefill=after` the prompt is attended in full before the window is cut.
+    Deviations: keys keep the rotation of their original position by default, as in kvpress and the paged ports. With
+    `prefill=after` the prompt is attended in full before the window is cut.
 
     Attributes:
         granularity: "token" cuts the window after every step; "block" drops the oldest block without a sink when the
             newest block is full.
+        position_mode: "original", or "cache" to rotate by place in the cache as the authors do; then every eviction
+            rotates all keys that move up, so "block" is much cheaper than "token".
     """
 
     name: ClassVar[str] = "streaming_llm"
 
     protect_first: int = 4
     granularity: Literal["token", "block"] = "token"
+    position_mode: Literal["original", "cache"] = "original"
 
     def __post_init__(self) -> None:
         """Check this policy's own options, then the common ones."""
         check_choice("policy.options.granularity", self.granularity, ("token", "block"))
+        check_choice("policy.options.position_mode", self.position_mode, ("original", "cache"))
         super().__post_init__()
 
     @property
@@ -41,6 +45,11 @@ class StreamingLLM(Policy):
     def decode_unit(self) -> Unit:
         """As `granularity` says."""
         return Unit(self.granularity)
+
+    @property
+    def cache_positions(self) -> bool:
+        """`position_mode=cache`."""
+        return self.position_mode == "cache"
 
     def score(self, view: View) -> torch.Tensor:
         """The position itself, float32 [N, 1, T]: exact below 2^24."""

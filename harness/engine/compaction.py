@@ -15,6 +15,7 @@ from harness.engine.moves import plan_moves
 from harness.engine.observers import Observers
 from harness.engine.paged import PagedValues, address
 from harness.engine.plan import Eviction
+from harness.engine.rotation import places_lost, turn_back
 from policies import Phase, Policy, Signal, View
 from policies.selection import reduce_heads, select
 
@@ -63,6 +64,7 @@ class Compactor:
         *,
         num_blocks: int,
         observers: Observers | None,
+        inv_freq: torch.Tensor | None,
         average_over_ranks: Callable[[torch.Tensor], torch.Tensor],
         device: torch.device,
     ) -> None:
@@ -73,6 +75,7 @@ class Compactor:
             layouts: one a layer, in model order.
             num_blocks: blocks of the pool.
             observers: signals of the forward pass, None if the policy needs none.
+            inv_freq: the model's rotary frequencies float32 [D / 2]; needed for `cache_positions` only.
             average_over_ranks: mean of a tensor over the tensor-parallel ranks, for a choice shared by all heads.
             device: where the caches lie.
         """
@@ -80,6 +83,7 @@ class Compactor:
         self._policy = policy
         self._layouts = layouts
         self._observers = observers
+        self._inv_freq = inv_freq
         self._average_over_ranks = average_over_ranks
         self._device = device
         num_heads = first.num_heads if policy.per_head else 1
@@ -127,6 +131,8 @@ class Compactor:
         scores = self._scores(group)
         self._all_finite &= torch.isfinite(scores).all()
         keep = select(self._policy, group.phase, scores, group.positions, group.num_seen, num_keep)
+        if self._policy.cache_positions:
+            self._renumber(group, keep)
         source, target = plan_moves(keep, num_keep, group.phase)
         first = self._layouts[0]
         sources = address(group.block_table, source, first.num_heads, first.block_size)
@@ -136,6 +142,13 @@ class Compactor:
         self.positions.move(group.block_table, source, target)
         if group.mass is not None:
             self._observers.mass.values.move(group.block_table, source, target)
+
+    def _renumber(self, group: _Group, keep: torch.Tensor) -> None:
+        """Rotate the keys that stay to their place among those that stay."""
+        places = places_lost(group.positions, keep)
+        for layer, layout in enumerate(self._layouts):
+            keys, _ = layout.read(group.block_table, keep.shape[-1])
+            layout.write_keys(group.block_table, turn_back(keys, places[layer], self._inv_freq))
 
     def _scores(self, group: _Group) -> torch.Tensor:
         """float32 [L, N, H or 1, T], the same on every tensor-parallel rank where heads share one choice."""

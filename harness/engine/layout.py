@@ -29,6 +29,10 @@ class CacheLayout(Protocol):
         """Copy tokens; all sources are read before the first target is written."""
         ...
 
+    def write_keys(self, block_table: torch.Tensor, keys: torch.Tensor) -> None:
+        """Replace the keys [N, H, T, D] of the first T slots; the rest of the last block is undefined afterwards."""
+        ...
+
 
 class InterleavedLayout:
     """Key and value side by side in the last axis: every CUDA backend."""
@@ -47,6 +51,11 @@ class InterleavedLayout:
         """See `CacheLayout.move`."""
         moved = self._cache[source.block, source.head, source.offset]
         self._cache[target.block, target.head, target.offset] = moved
+
+    def write_keys(self, block_table: torch.Tensor, keys: torch.Tensor) -> None:
+        """See `CacheLayout.write_keys`."""
+        pages = _pages(keys, self.block_size)
+        self._cache[..., : keys.shape[-1]][block_table[:, : pages.shape[1]]] = pages
 
 
 class CpuLayout:
@@ -72,3 +81,14 @@ class CpuLayout:
         values = self._values[source.block, source.head, source.offset]
         self._keys[target.block, target.head, :, target.offset] = keys
         self._values[target.block, target.head, target.offset] = values
+
+    def write_keys(self, block_table: torch.Tensor, keys: torch.Tensor) -> None:
+        """See `CacheLayout.write_keys`."""
+        pages = _pages(keys, self.block_size)
+        self._keys[block_table[:, : pages.shape[1]]] = pages.transpose(-1, -2)
+
+
+def _pages(tokens: torch.Tensor, block_size: int) -> torch.Tensor:
+    """[N, H, T, D] -> [N, blocks, H, B, D], zeros after the last token."""
+    padded = torch.nn.functional.pad(tokens, (0, 0, 0, -tokens.shape[2] % block_size))
+    return padded.unflatten(2, (-1, block_size)).transpose(1, 2)

@@ -18,9 +18,10 @@ from harness.engine.layout import CacheLayout
 from harness.engine.observers import QUERY_SIGNALS, Observers, watch
 from harness.engine.plan import StepPlan
 from harness.engine.retention import RetentionLog
+from harness.engine.rotation import inverse_frequencies, rotary_of
 from harness.engine.settings import read_settings
 from harness.engine.signals.batch import StepBatch
-from policies import Phase
+from policies import Phase, Signal
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
@@ -86,6 +87,7 @@ class EvictionRunning(_Base):
             layouts,
             num_blocks=self.kv_cache_config.num_blocks,
             observers=self._observers,
+            inv_freq=inverse_frequencies(rotary_of(self.model)) if self.eviction_policy.cache_positions else None,
             average_over_ranks=_average_over_tensor_parallel_ranks,
             device=self.device,
         )
@@ -94,14 +96,14 @@ class EvictionRunning(_Base):
 
     def _watch(self, layers: Sequence[torch.nn.Module], layouts: Sequence[CacheLayout]) -> None:
         """Show the queries of every attention layer to the observers that the policy needs."""
-        rotary = next((part for part in self.model.modules() if hasattr(part, "cos_sin_cache")), None)
+        needs_rotary = Signal.QUERY_MOMENTS in self.eviction_policy.signals
         self._observers = Observers(
             self.eviction_policy,
             layouts,
             num_blocks=self.kv_cache_config.num_blocks,
             num_rows=self.max_num_reqs,
             scale=layers[0].impl.scale,
-            rotary=rotary,
+            rotary=rotary_of(self.model) if needs_rotary else None,
             device=self.device,
         )
         for index, layer in enumerate(layers):
@@ -163,13 +165,14 @@ class EvictionRunning(_Base):
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         if self.compactor is None:
             return prepared
-        num_reqs = self.input_batch.num_reqs
+        num_reqs, total = self.input_batch.num_reqs, scheduler_output.total_num_scheduled_tokens
         plan: StepPlan = scheduler_output.kv_eviction
-        if plan.num_evicted:
-            self._lower_lengths(plan, num_reqs, scheduler_output.total_num_scheduled_tokens)
-        total = scheduler_output.total_num_scheduled_tokens
+        positions = self.positions[:total]
+        places = self._lower_lengths(plan, num_reqs, positions) if plan.num_evicted else positions
         slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu[:total]
-        self.compactor.positions.write(slot_mapping, self.positions[:total])
+        self.compactor.positions.write(slot_mapping, positions)
+        if self.eviction_policy.cache_positions:
+            positions.copy_(places)
         lengths = self.optimistic_seq_lens_cpu[:num_reqs].tolist()
         self._num_resident.update(zip(self.input_batch.req_ids, lengths, strict=True))
         if self._observers is not None:
@@ -189,14 +192,16 @@ class EvictionRunning(_Base):
             slot_mapping=slot_mapping,
         )
 
-    def _lower_lengths(self, plan: StepPlan, num_reqs: int, num_tokens: int) -> None:
+    def _lower_lengths(self, plan: StepPlan, num_reqs: int, positions: torch.Tensor) -> torch.Tensor:
+        """Make lengths and slots resident; returns the places int64 [tokens] of the new tokens in their requests."""
         evicted = self._num_evicted
         evicted.np[:num_reqs] = [plan.num_evicted.get(request_id, 0) for request_id in self.input_batch.req_ids]
         evicted.copy_to_gpu(num_reqs)
         self.optimistic_seq_lens_cpu[:num_reqs] -= evicted.cpu[:num_reqs]
         self.seq_lens[:num_reqs] -= evicted.gpu[:num_reqs]
-        places = self.positions[:num_tokens] - evicted.gpu[self.req_indices.gpu[:num_tokens]]
+        places = positions - evicted.gpu[self.req_indices.gpu[: len(positions)]]
         self.input_batch.block_table.compute_slot_mapping(num_reqs, self.query_start_loc.gpu[: num_reqs + 1], places)
+        return places
 
 
 def _average_over_tensor_parallel_ranks(scores: torch.Tensor) -> torch.Tensor:

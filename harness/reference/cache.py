@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedConfig
 
+from harness.reference.rotary import Rotary
 from policies.base import Phase
 
 
@@ -55,6 +56,15 @@ class HeadCache:
         self.values = torch.cat([self.values.to(values), values])
         new_mass = torch.zeros(len(positions), device=keys.device)
         self.attention_mass = torch.cat([self.attention_mass.to(keys.device), new_mass])
+
+    def renumber(self, kept: Collection[int], rotary: Rotary) -> None:
+        """Rotate the keys that stay by their place among those that stay, instead of among all."""
+        ages = sorted(range(len(self.positions)), key=self.positions.__getitem__)
+        survivors = [slot for slot in ages if slot in kept]
+        old_places = torch.tensor([ages.index(slot) for slot in survivors], device=self.keys.device)
+        new_places = torch.arange(len(survivors), device=self.keys.device)
+        raw = rotary.undo(self.keys[None, survivors].float(), old_places)
+        self.keys[survivors] = rotary.apply(raw, new_places)[0].to(self.keys)
 
     def evict(self, kept: Collection[int], phase: Phase) -> None:
         """Let only the slots in `kept` stay, in the order in which the vLLM engine leaves them."""

@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from harness.errors import UserError
 from harness.reference.attention import reference_attention
 from harness.reference.cache import CacheShape, ReferenceCache
+from harness.reference.rotary import Rotary
 from harness.reference.selection import choose_kept
-from harness.reference.signals import Rotary, build_view
+from harness.reference.signals import build_view
 from policies.base import Phase, Policy, Signal
 
 QUERY_SIGNALS = frozenset({Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS})
@@ -164,7 +165,7 @@ class _Request:
         keep_queries = bool(self.policy.signals & QUERY_SIGNALS)
         shape = CacheShape.of(self.model.config)
         self.cache = ReferenceCache.empty(shape, self.num_prompt_tokens, keep_queries)
-        if Signal.QUERY_MOMENTS in self.policy.signals:
+        if Signal.QUERY_MOMENTS in self.policy.signals or self.policy.cache_positions:
             self.rotary = Rotary.of(self.model, shape.head_size)
 
     def prefill(self, prompt_token_ids: list[int]) -> torch.Tensor:
@@ -178,13 +179,14 @@ class _Request:
         return logits
 
     def forward(self, token_ids: list[int]) -> torch.Tensor:
-        """Attend new tokens at the next logical positions and return the last one's logits, float32 [V].
+        """Attend new tokens at the next positions and return the last one's logits, float32 [V].
 
         Raises:
             UserError: the model's attention bypassed the cache.
         """
         num_expected = self.cache.num_resident + len(token_ids)
-        positions = torch.arange(self.cache.num_seen, self.cache.num_seen + len(token_ids), device=self.model.device)
+        first = self.cache.num_resident if self.policy.cache_positions else self.cache.num_seen
+        positions = torch.arange(first, first + len(token_ids), device=self.model.device)
         output = self.model(
             input_ids=torch.tensor([token_ids], device=self.model.device),
             position_ids=positions[None],
@@ -216,7 +218,10 @@ class _Request:
         kept_slots = choose_kept(self.policy, phase, scores, positions, self.cache.num_seen, num_keep)
         for layer, rows in zip(self.cache.layers, kept_slots, strict=True):
             for index, head in enumerate(layer.heads):
-                head.evict(rows[index if self.policy.per_head else 0], phase)
+                kept = rows[index if self.policy.per_head else 0]
+                if self.policy.cache_positions:
+                    head.renumber(kept, self.rotary)
+                head.evict(kept, phase)
         kept = [[sorted(positions) for positions in heads] for heads in self.cache.positions()]
         self.decisions.append(Decision(phase, self.cache.num_seen, num_resident, num_keep, kept, scores, positions))
         self.eviction_s += time.perf_counter() - start_s

@@ -24,6 +24,8 @@ CASES = [
     ("streaming_llm", {}),
     ("streaming_llm", {"granularity": "block"}),
     ("streaming_llm", {"prefill": "chunked", "prefill_chunk": 96}),
+    ("streaming_llm", {"position_mode": "cache"}),
+    ("streaming_llm", {"position_mode": "cache", "granularity": "block", "prefill": "chunked", "prefill_chunk": 96}),
     ("random", {"granularity": "token"}),
     ("random", {"granularity": "block", "prefill": "chunked", "prefill_chunk": 64}),
     ("inverse_key_l2", {}),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from harness.engine.rotation import inverse_frequencies, turn
 from harness.engine.signals.batch import StepBatch
 
 
@@ -16,7 +17,7 @@ class QueryMoments:
     def __init__(self, num_layers: int, num_rows: int, rotary: torch.nn.Module, first: int) -> None:
         """`rotary`: the model's rotary embedding; prompt positions below `first` do not count."""
         self._cos_sin = rotary.cos_sin_cache
-        self.inv_freq = rotary._compute_inv_freq(rotary.base).float().to(self._cos_sin.device)
+        self.inv_freq = inverse_frequencies(rotary)
         self._first, self._num_rows = first, num_rows
         self._sum: list[torch.Tensor | None] = [None] * num_layers
         self._outer: list[torch.Tensor | None] = [None] * num_layers
@@ -50,7 +51,8 @@ class QueryMoments:
             self._sum[layer][row] = 0
             self._outer[layer][row] = 0
         for row, span, cos_sin in self._spans:
-            plain = unrotate(query[span].float(), cos_sin)
+            cos, sin = cos_sin[:, None].chunk(2, dim=-1)
+            plain = turn(query[span].float(), cos, -sin)
             self._sum[layer][row] += plain.sum(dim=0)
             self._outer[layer][row] += torch.einsum("tqd,tqe->qde", plain, plain)
 
@@ -60,10 +62,3 @@ class QueryMoments:
         mean = self._sum[layer][rows] / count[:, None, None]
         second = self._outer[layer][rows] / count[:, None, None, None]
         return mean, second - mean[..., :, None] * mean[..., None, :]
-
-
-def unrotate(query: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Undo rotary position embedding (NeoX halves): query [t, Q, D], cos_sin [t, D] -> [t, Q, D]."""
-    cos, sin = cos_sin[:, None].chunk(2, dim=-1)
-    first, second = query.chunk(2, dim=-1)
-    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
