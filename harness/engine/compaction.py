@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from harness.engine.layout import CacheLayout
 from harness.engine.moves import plan_moves
@@ -34,13 +35,14 @@ class _Group:
     """Victims that are scored together: equal phase, lengths and number of known queries.
 
     Attributes:
+        rows: int64 [N], where the observers keep what they know of each request; None without observers.
         block_table: int64 [N, blocks].
         num_seen: int64 [N].
         positions: int64 [L, N, H or 1, T].
         mass: float32 [L, N, H, T] if the policy asked for it.
     """
 
-    request_ids: list[str]
+    rows: torch.Tensor | None
     phase: Phase
     num_queries: int
     block_table: torch.Tensor
@@ -111,14 +113,16 @@ class Compactor:
 
     def device_tensor(self, rows: list) -> torch.Tensor:
         """int64 tensor of plain numbers, copied without waiting for the device."""
-        host = torch.tensor(rows, dtype=torch.int64)
-        return host if self._device.type == "cpu" else host.pin_memory().to(self._device, non_blocking=True)
+        return async_tensor_h2d(rows, device=self._device, dtype=torch.int64)
 
     def _gather(self, victims: list[Victim], phase: Phase, num_before: int, num_queries: int) -> _Group:
         block_table = self.device_tensor([list(victim.block_ids) for victim in victims])
-        mass = self._observers.mass if self._observers else None
+        rows = mass = None
+        if self._observers is not None:
+            mass = self._observers.mass
+            rows = self.device_tensor(self._observers.rows_of([victim.request_id for victim in victims]))
         return _Group(
-            request_ids=[victim.request_id for victim in victims],
+            rows=rows,
             phase=phase,
             num_queries=num_queries,
             block_table=block_table,
@@ -166,7 +170,7 @@ class Compactor:
             keys, values = self._layouts[layer].read(group.block_table, positions.shape[-1])
         observed = {}
         if self._observers is not None:
-            observed = self._observers.view_fields(layer, group.request_ids, group.num_seen, group.num_queries)
+            observed = self._observers.view_fields(layer, group.rows, group.num_seen, group.num_queries)
         return View(
             layer=layer,
             num_layers=len(self._layouts),

@@ -41,10 +41,11 @@ class InterleavedLayout:
         """`kv_cache`: [num_blocks, H, B, 2 D], any strides."""
         self._cache = kv_cache
         _, self.num_heads, self.block_size, _ = kv_cache.shape
+        self._heads = torch.arange(self.num_heads, device=kv_cache.device)[:, None]
 
     def read(self, block_table: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `CacheLayout.read`."""
-        tokens = self._cache[block_table].transpose(1, 2).flatten(2, 3)[:, :, :num_tokens]
+        tokens = self._cache[block_table[:, None], self._heads].flatten(2, 3)[:, :, :num_tokens]
         return tokens.chunk(2, dim=-1)
 
     def move(self, source: SlotAddress, target: SlotAddress) -> None:

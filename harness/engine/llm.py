@@ -32,7 +32,7 @@ class VllmEngine:
         Raises:
             ValueError: the policy refuses its settings, or they do not fit the engine.
         """
-        policy = settings.build_policy(shape.block_size)
+        self.policy = policy = settings.build_policy(shape.block_size)
         if policy.evicts and policy.prefill == "chunked" and policy.prefill_chunk > shape.max_num_batched_tokens:
             raise ValueError(
                 f"policy.options.prefill_chunk={policy.prefill_chunk} is larger than "

@@ -60,12 +60,10 @@ class Observers:
     def begin_step(self, batch: StepBatch) -> None:
         """Tell every observer who is in the batch. Before the first step nothing is watched."""
         self._watching = True
-        if self.mass is not None:
-            self.mass.begin_step(batch)
-        if self._window is None and self._moments is None:
-            return
         taken = [self._rows.take(request_id) for request_id in batch.request_ids]
         rows = [row for row, _ in taken]
+        if self.mass is not None:
+            self.mass.begin_step(batch)
         if self._window is not None:
             self._window.begin_step(batch, rows)
         if self._moments is not None:
@@ -83,16 +81,18 @@ class Observers:
         """The request is finished or preempted."""
         self._rows.release(request_id)
 
+    def rows_of(self, request_ids: Sequence[str]) -> list[int]:
+        """Where the observers keep what they know of these requests."""
+        return self._rows.of(request_ids)
+
     def view_fields(
-        self, layer: int, request_ids: Sequence[str], num_seen: torch.Tensor, num_queries: int
+        self, layer: int, rows: torch.Tensor, num_seen: torch.Tensor, num_queries: int
     ) -> dict[str, torch.Tensor]:
-        """What the observers add to a `View` of these requests; the attention mass lies beside the positions."""
+        """What the observers add to a `View` of the requests in `rows`, int64 [N]; the mass lies beside the positions."""
         fields = {}
         if self._window is not None:
-            rows = self._rows.of(request_ids)
             fields["window_queries"] = self._window.read(layer, rows, num_seen, num_queries)
         if self._moments is not None:
-            rows = self._rows.of(request_ids)
             fields["query_mean"], fields["query_cov"] = self._moments.read(layer, rows)
             fields["inv_freq"] = self._moments.inv_freq
         return fields

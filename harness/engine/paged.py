@@ -67,7 +67,7 @@ class PagedValues:
         blocks = block_table[:, : -(-num_tokens // self._block_size)]
         padded = torch.nn.functional.pad(increments, (0, blocks.shape[1] * self._block_size - num_tokens))
         pages = padded.view(num_rows, num_heads, -1, self._block_size).transpose(1, 2)
-        self._pages[layer].index_put_((blocks,), pages, accumulate=True)
+        self._pages[layer, blocks] += pages  # no block is shared, so nothing has to be accumulated
 
     def move(self, block_table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
         """Follow tokens that moved: slots int64 [L, N, H or 1, M]."""

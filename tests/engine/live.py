@@ -1,5 +1,6 @@
 """Helpers that run a real vLLM engine in this process and look inside it."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from harness.engine.arguments import EngineShape, stock_arguments
 from harness.engine.llm import VllmEngine, sampling_params
 from harness.engine.settings import EvictionSettings
 from harness.generation import EngineStats, GenerationRequest, GenerationResult
-from policies import Phase
+from policies import Phase, Policy, Unit
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,23 @@ def run_stock(shape: EngineShape, requests: list[GenerationRequest]) -> dict[str
         return texts
     finally:
         engine.engine_core.shutdown()
+
+
+def assert_blocks_match_lengths(scheduler: Scheduler, runner: CPUModelRunner, policy: Policy) -> None:
+    """Every running request holds exactly the blocks of its resident tokens, in the scheduler and in the worker."""
+    manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+    held = 0
+    for request in scheduler.running:
+        resident = request.num_computed_tokens - manager.num_evicted.get(request.request_id, 0)
+        blocks = [block.block_id for block in manager.req_to_blocks[request.request_id]]
+        assert len(blocks) == math.ceil(resident / policy.block_size)
+        assert len(set(blocks)) == len(blocks)
+        assert runner.requests[request.request_id].block_ids[0] == blocks
+        if policy.evicts and policy.decode_unit is not Unit.NONE and request.num_output_tokens > 1:
+            assert request.is_prefill_chunk or resident <= policy.budget + policy.block_size
+        held += len(blocks)
+    pool = scheduler.kv_cache_manager.block_pool
+    assert held == pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
 
 
 def make_asynchronous(arguments: dict) -> LLMEngine:

@@ -1,7 +1,5 @@
 """Block accounting under load: arrivals at any time, any lengths, pools small enough to preempt."""
 
-import math
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,7 +8,7 @@ from harness.engine.arguments import EngineShape
 from harness.engine.llm import sampling_params
 from harness.engine.settings import EvictionSettings
 from harness.generation import GenerationRequest
-from tests.engine.live import live_engine, runner_of, scheduler_of
+from tests.engine.live import assert_blocks_match_lengths, live_engine, runner_of, scheduler_of
 from tests.tiny_llama import random_prompt
 
 BLOCK = 32
@@ -48,23 +46,6 @@ def engine(request, tiny_model):
 arrivals = st.lists(
     st.tuples(st.integers(0, 20), st.integers(1, 480), st.integers(1, 100)), min_size=1, max_size=8
 )  # step of arrival, prompt tokens, new tokens
-
-
-def assert_blocks_match_lengths(scheduler, runner, policy):
-    """Every running request holds exactly the blocks of its resident tokens, in the scheduler and in the worker."""
-    manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
-    held = 0
-    for request in scheduler.running:
-        resident = request.num_computed_tokens - manager.num_evicted.get(request.request_id, 0)
-        blocks = [block.block_id for block in manager.req_to_blocks[request.request_id]]
-        assert len(blocks) == math.ceil(resident / policy.block_size)
-        assert len(set(blocks)) == len(blocks)
-        assert runner.requests[request.request_id].block_ids[0] == blocks
-        if policy.evicts and not request.is_prefill_chunk and request.num_output_tokens > 1:
-            assert resident <= policy.budget + policy.block_size
-        held += len(blocks)
-    pool = scheduler.kv_cache_manager.block_pool
-    assert held == pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -21,7 +21,7 @@ class QueryMoments:
         self._first, self._num_rows = first, num_rows
         self._sum: list[torch.Tensor | None] = [None] * num_layers
         self._outer: list[torch.Tensor | None] = [None] * num_layers
-        self._count = [0] * num_rows
+        self._count = torch.zeros(num_rows, device=self._cos_sin.device)
         self._spans: list[tuple[int, slice, torch.Tensor]] = []
         self._new_rows: list[int] = []
 
@@ -29,7 +29,7 @@ class QueryMoments:
         """Find the prompt tokens of this step."""
         self._spans, self._new_rows = [], list(new_rows)
         for row in new_rows:
-            self._count[row] = 0
+            self._count[row].zero_()
         for index, row in enumerate(rows):
             if not batch.prefilling[index]:
                 continue
@@ -39,7 +39,7 @@ class QueryMoments:
             if skip < stop - start:
                 cos_sin = self._cos_sin[position + skip : batch.num_seen[index]].float()
                 self._spans.append((row, slice(start + skip, stop), cos_sin))
-                self._count[row] += stop - start - skip
+                self._count[row].add_(stop - start - skip)
 
     def observe(self, layer: int, query: torch.Tensor) -> None:
         """Add this layer's prompt queries [tokens, Q, D]."""
@@ -56,9 +56,9 @@ class QueryMoments:
             self._sum[layer][row] += plain.sum(dim=0)
             self._outer[layer][row] += torch.einsum("tqd,tqe->qde", plain, plain)
 
-    def read(self, layer: int, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean [N, Q, D] and population covariance [N, Q, D, D]; zero for a request without such queries."""
-        count = self._sum[layer].new_tensor([max(self._count[row], 1) for row in rows])
+    def read(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean [N, Q, D] and population covariance [N, Q, D, D] of the requests in `rows`; zero without queries."""
+        count = self._count[rows].clamp_min(1)
         mean = self._sum[layer][rows] / count[:, None, None]
         second = self._outer[layer][rows] / count[:, None, None, None]
         return mean, second - mean[..., :, None] * mean[..., None, :]

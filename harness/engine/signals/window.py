@@ -6,6 +6,7 @@ Letters: L layers, N requests, Q query heads, W window, D head size, R rows of p
 from collections.abc import Sequence
 
 import torch
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from harness.engine.signals.batch import StepBatch
 
@@ -28,7 +29,7 @@ class WindowQueries:
             places += [position % self._window for position in range(seen - count, seen)]
             owners += [row] * count
         self._tokens, self._places, self._rows = (
-            torch.tensor(values, dtype=torch.int64, device=self._device) for values in (tokens, places, owners)
+            async_tensor_h2d(values, device=self._device, dtype=torch.int64) for values in (tokens, places, owners)
         )
 
     def observe(self, layer: int, query: torch.Tensor) -> None:
@@ -39,9 +40,8 @@ class WindowQueries:
             self._ring[layer] = ring
         ring[self._rows, self._places] = query[self._tokens]
 
-    def read(self, layer: int, rows: Sequence[int], num_seen: torch.Tensor, count: int) -> torch.Tensor:
-        """The last `count` queries of the requests, oldest first: [N, Q, count, D]."""
+    def read(self, layer: int, rows: torch.Tensor, num_seen: torch.Tensor, count: int) -> torch.Tensor:
+        """The last `count` queries of the requests in `rows` int64 [N], oldest first: [N, Q, count, D]."""
         ages = torch.arange(-count, 0, device=self._device)
         places = (num_seen[:, None] + ages) % self._window
-        owners = torch.tensor(rows, dtype=torch.int64, device=self._device)
-        return self._ring[layer][owners[:, None], places].transpose(1, 2)
+        return self._ring[layer][rows[:, None], places].transpose(1, 2)
