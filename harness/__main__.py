@@ -4,58 +4,24 @@ Exit codes: 0 all went well, 1 something failed, 130 stopped by Ctrl-C or SIGTER
 the others.
 """
 
-import shlex
 import signal
 import sys
-import traceback
 from types import FrameType
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from harness.config import register_schema, to_dataclass
-from harness.errors import UserError
-
-PROGRAM = "python -m harness"
-LOCAL_LAUNCHER = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
-
-_failed_commands: list[str] = []
+from harness.config import register_schema
+from harness.launching import EXIT_FAILED, EXIT_INTERRUPTED
+from harness.sweep import SweepCallback, conclude
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def main(config: DictConfig) -> None:
     """Carry out one run; called by Hydra once a run."""
-    command = f"{PROGRAM} {shlex.join(HydraConfig.get().overrides.task)}".rstrip()
-    try:
-        _run(config, command)
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; finished samples are kept. To go on: {command}", file=sys.stderr)
-        raise
-    except Exception as error:
-        if isinstance(error, UserError):
-            print(f"error: {error}", file=sys.stderr)
-        else:
-            traceback.print_exc()
-        _failed_commands.append(command)
-        if _runs_elsewhere():
-            raise
+    from harness.launching import launch  # launcher plugins send this function, with all that it names, elsewhere
 
-
-def _run(config: DictConfig, command: str) -> None:
-    checked = to_dataclass(config)
-    from harness.experiment import run
-
-    run(checked, command)
-
-
-def _runs_elsewhere() -> bool:
-    """Whether the job runs in a process of a launcher plugin, to which only an exception tells that it failed."""
-    hydra_config = HydraConfig.get()
-    return hydra_config.mode == RunMode.MULTIRUN and hydra_config.launcher._target_ != LOCAL_LAUNCHER
+    launch(config)
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> None:
@@ -66,13 +32,16 @@ def entry_point() -> None:
     """Run Hydra's command line and exit with the right code."""
     register_schema()
     signal.signal(signal.SIGTERM, _interrupt)
+    interrupted = False
     try:
         main()
     except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        is_done = SweepCallback.folder is None or conclude(SweepCallback.folder)
+    if interrupted:
         sys.exit(EXIT_INTERRUPTED)
-    if _failed_commands:
-        if len(_failed_commands) > 1:
-            print(f"{len(_failed_commands)} runs failed:", *_failed_commands, sep="\n  ", file=sys.stderr)
+    if not is_done:
         sys.exit(EXIT_FAILED)
 
 

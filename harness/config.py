@@ -5,7 +5,8 @@ because OmegaConf would then refuse every override; treat them as read-only afte
 """
 
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.util import find_spec
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -18,6 +19,11 @@ CPU_BLOCK_MULTIPLE = 32
 GPU_BLOCK_MULTIPLE = 16
 CPU_KV_CACHE_GIB = 4.0
 FULL_CACHE_POLICY = "full"
+ENGINES_WITHOUT_POOL = ("hf", "kvpress")
+KEYS_OF_ALL_ENGINES = ("name", "block_size")
+EXECUTOR_BACKENDS = ("mp", "ray")
+TRACKERS = ("none", "wandb")
+TRACKER_MODES = ("online", "offline")
 
 
 @dataclass
@@ -88,6 +94,9 @@ class EngineConfig:
         reserve: admit a request only if the pool holds the peak of every admitted one, so that none is preempted.
         in_process: run the engine in this process, not in one of its own; None is replaced by True on CPU, where it
             starts quicker, and False on GPU, where its memory is surely free again after it.
+        tensor_parallel_size: GPUs that share the model (on CPU: processes).
+        distributed_executor_backend: who starts the workers: "mp" (this machine) or "ray" (a Ray cluster, for a model
+            that outgrows one machine); None lets vLLM choose.
     """
 
     name: str = MISSING
@@ -101,14 +110,28 @@ class EngineConfig:
     reserve: bool = True
     in_process: bool | None = None
     tensor_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
     seed: int = 0
 
 
 @dataclass
 class TrackerConfig:
-    """Where runs are reported beside the run folder."""
+    """Where runs are reported beside the run folder.
+
+    Attributes:
+        name: "none" or "wandb"; the other keys are for "wandb", with the meaning they have there.
+        mode: "online" or "offline".
+        entity: account or team, None for the user's default.
+        tags: beside policy, model and benchmark, which every run is tagged with.
+    """
 
     name: str = MISSING
+    mode: str | None = None
+    project: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    tags: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -141,10 +164,14 @@ def to_dataclass(config: DictConfig) -> HarnessConfig:
     harness = OmegaConf.to_object(config)
     if not isinstance(harness, HarnessConfig):
         raise TypeError(f"the configuration was composed without harness_schema: {type(harness).__name__}")
+    _check_unused(harness.engine)
     harness.engine = _fill_engine(harness.engine)
     harness.policy = _fill_policy(harness.policy)
     _check_engine(harness.engine)
+    _check_executor(harness.engine)
     _check_budget(harness.policy, harness.engine)
+    _check_tracker(harness.tracker)
+    _warn_of_idle_policy(harness)
     return harness
 
 
@@ -153,9 +180,21 @@ def as_plain(config: HarnessConfig) -> dict[str, Any]:
     return asdict(config)
 
 
+def _check_unused(engine: EngineConfig) -> None:
+    """Refuse settings of vLLM's engine where another one runs."""
+    if engine.name not in ENGINES_WITHOUT_POOL:
+        return
+    for setting in fields(engine):
+        value = getattr(engine, setting.name)
+        if setting.name not in KEYS_OF_ALL_ENGINES and value != setting.default:
+            raise UserError(f"engine.{setting.name}={value} has no effect with engine={engine.name}. Remove it.")
+
+
 def _fill_engine(engine: EngineConfig) -> EngineConfig:
     on_cpu = inference_device() == "cpu"
     block_size = engine.block_size or (CPU_BLOCK_MULTIPLE if on_cpu else GPU_BLOCK_MULTIPLE)
+    if engine.name in ENGINES_WITHOUT_POOL:
+        return replace(engine, block_size=block_size)
     kv_cache_gib = engine.kv_cache_gib
     if kv_cache_gib is None and engine.num_kv_blocks is None and on_cpu:
         kv_cache_gib = CPU_KV_CACHE_GIB
@@ -191,6 +230,33 @@ def _check_engine(engine: EngineConfig) -> None:
         raise UserError(
             f"engine.tensor_parallel_size={engine.tensor_parallel_size}, but only {len(cuda_gpus())} CUDA GPUs "
             "can be used here. Lower it."
+        )
+
+
+def _check_executor(engine: EngineConfig) -> None:
+    backend = engine.distributed_executor_backend
+    if backend not in (None, *EXECUTOR_BACKENDS):
+        raise UserError(
+            f"engine.distributed_executor_backend={backend} is unknown. Use {' or '.join(EXECUTOR_BACKENDS)}, or null."
+        )
+    if backend == "ray" and find_spec("ray") is None:
+        raise UserError("engine.distributed_executor_backend=ray needs the package ray. Install it on every machine.")
+
+
+def _check_tracker(tracker: TrackerConfig) -> None:
+    if tracker.name not in TRACKERS:
+        raise UserError(f"tracker.name={tracker.name} is unknown. Use {' or '.join(TRACKERS)}.")
+    if tracker.name == "wandb" and tracker.mode not in TRACKER_MODES:
+        raise UserError(f"tracker.mode={tracker.mode} is unknown. Use {' or '.join(TRACKER_MODES)}.")
+
+
+def _warn_of_idle_policy(harness: HarnessConfig) -> None:
+    budget, longest = harness.policy.budget, harness.model.max_model_len
+    if budget is not None and budget >= longest:
+        print(
+            f"warning: policy.budget={budget} holds all of model.max_model_len={longest} tokens: "
+            f"policy={harness.policy.name} never evicts.",
+            file=sys.stderr,
         )
 
 

@@ -2,13 +2,19 @@
 
 import importlib
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from harness.config import EngineConfig, HarnessConfig
 from harness.engine.environment import prepare_environment
 from harness.errors import UserError
 from harness.generation import Engine
 
+if TYPE_CHECKING:
+    from harness.engine.arguments import EngineShape
+
 VLLM = "vllm"
+REFERENCE = "hf"
+PEER = "kvpress"
 OWN_KEYS = ("name", "in_process", "reserve")
 
 
@@ -18,8 +24,30 @@ def prepare_engine(config: EngineConfig) -> None:
         prepare_environment(in_process=bool(config.in_process))
 
 
+def check_policy(config: HarnessConfig) -> None:
+    """Refuse what the engine cannot do with the policy, before a model is loaded.
+
+    Raises:
+        UserError: names the setting and the remedy.
+    """
+    from policies import build_policy
+
+    policy, block_size = config.policy, config.engine.block_size or 0
+    try:
+        if config.engine.name == PEER:
+            from harness.peer.presses import press_for
+            from harness.peer.process import check_environment
+
+            press_for(policy.name, policy.budget, block_size, policy.options)
+            check_environment()
+        else:
+            build_policy(policy.name, budget=policy.budget, block_size=block_size, options=policy.options)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def build_engine(config: HarnessConfig, model_path: str) -> Engine:
-    """Load the model into the engine that `engine.name` names: "vllm", or "module:Class" of another one.
+    """Load the model into the engine that `engine.name` names, one of those above or "module:Class" of another one.
 
     Another one is called with the configuration and the path. `prepare_engine` comes first.
 
@@ -34,25 +62,55 @@ def build_engine(config: HarnessConfig, model_path: str) -> Engine:
     try:
         if config.engine.name == VLLM:
             return _build_vllm(config, model_path)
+        if config.engine.name == REFERENCE:
+            return _build_reference(config, model_path)
+        if config.engine.name == PEER:
+            return _build_peer(config, model_path)
         if separator:
             return getattr(importlib.import_module(module), attribute)(config, model_path)
     except ValueError as error:
         raise UserError(str(error)) from error
-    raise UserError(f"engine.name={config.engine.name} is unknown. Use {VLLM} or module:Class.")
+    raise UserError(f"engine.name={config.engine.name} is unknown. Use {VLLM}, {REFERENCE}, {PEER} or module:Class.")
 
 
-def _build_vllm(config: HarnessConfig, model_path: str) -> Engine:
+def engine_shape(config: HarnessConfig, model_path: str) -> "EngineShape":
+    """The configuration as the vLLM engine takes it; `prepare_engine` comes first."""
     from harness.engine.arguments import EngineShape
-    from harness.engine.llm import VllmEngine
-    from harness.engine.settings import EvictionSettings
 
-    model, policy = config.model, config.policy
-    shape = EngineShape(
+    model = config.model
+    return EngineShape(
         model=model_path,
         dtype=model.dtype,
         max_model_len=model.max_model_len,
         revision=model.revision,
         **{key: value for key, value in asdict(config.engine).items() if key not in OWN_KEYS},
     )
+
+
+def _build_vllm(config: HarnessConfig, model_path: str) -> Engine:
+    from harness.engine.llm import VllmEngine
+    from harness.engine.settings import EvictionSettings
+
+    policy = config.policy
     settings = EvictionSettings(policy.name, policy.budget, policy.options, reserve=config.engine.reserve)
-    return VllmEngine(shape, settings)
+    return VllmEngine(engine_shape(config, model_path), settings)
+
+
+def _build_reference(config: HarnessConfig, model_path: str) -> Engine:
+    from harness.reference.engine import ReferenceEngine
+    from policies import build_policy
+
+    model, policy = config.model, config.policy
+    built = build_policy(
+        policy.name, budget=policy.budget, block_size=config.engine.block_size or 0, options=policy.options
+    )
+    return ReferenceEngine(model_path, built, model.dtype, model.revision)
+
+
+def _build_peer(config: HarnessConfig, model_path: str) -> Engine:
+    from harness.peer.engine import KvpressEngine
+    from harness.peer.presses import press_for
+
+    model, policy, block_size = config.model, config.policy, config.engine.block_size or 0
+    press = press_for(policy.name, policy.budget, block_size, policy.options)
+    return KvpressEngine(model_path, press, policy.budget, model.dtype, block_size, model.revision)

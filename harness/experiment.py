@@ -6,17 +6,16 @@ its own folder again and goes on where it stopped.
 
 import contextlib
 import json
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.answering import Prompting, Tally, answer_rows, submit
 from harness.config import HarnessConfig, as_plain
-from harness.engines import build_engine, prepare_engine
-from harness.errors import UserError
+from harness.engines import build_engine, check_policy, prepare_engine
+from harness.eviction_check import check_evictions
 from harness.generation import Engine
 from harness.hardware import inference_device
 from harness.longbench.data import Row
@@ -25,7 +24,7 @@ from harness.longbench.metrics import SampleScore
 from harness.longbench.prompting import iter_samples
 from harness.longbench.scoring import ScoringPool
 from harness.models import load_tokenizer, resolve_model
-from harness.report.metrics import over_budget, run_metrics
+from harness.report.metrics import run_metrics
 from harness.report.tables import print_run, write_summary_csv
 from harness.store.block_usage import append_block_usage
 from harness.store.manifest import (
@@ -39,48 +38,106 @@ from harness.store.manifest import (
     write_manifest,
 )
 from harness.store.predictions import Prediction, read_predictions, replace_predictions
-from harness.store.run_folder import clear, has_run, locked, make_run_id
+from harness.store.run_folder import check_same_run, clear, disk_errors_named, has_run, locked, make_run_id
+from harness.tracking import track
 
 METRICS = "metrics.json"
 SUMMARY = "summary.csv"
 
 
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run whose data is loaded, so that its id is known."""
+
+    config: HarnessConfig
+    command: str
+    benchmark: LoadedBenchmark
+    run_id: str
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is kept."""
+        return Path(self.config.results_dir) / self.run_id
+
+
 def run(config: HarnessConfig, command: str) -> None:
-    """Carry out a run, or what is left of it, and print its table.
+    """Plan a run and carry it out; see `plan_run` and `carry_out`."""
+    carry_out(plan_run(config, command))
+
+
+def plan_run(config: HarnessConfig, command: str) -> PlannedRun:
+    """Load the rows of a run and name it. Nothing is written.
 
     Args:
         config: checked configuration.
         command: the command line, as recorded and as printed for resuming.
 
     Raises:
+        UserError: the rows cannot be had.
+    """
+    prepare_engine(config.engine)
+    with disk_errors_named(Path(config.results_dir)):
+        benchmark = _load(config)
+    return PlannedRun(config, command, benchmark, make_run_id(as_plain(config), benchmark.content_hash))
+
+
+def carry_out(planned: PlannedRun) -> bool:
+    """Carry out a run, or what is left of it, print its table and report it to the tracker.
+
+    Returns:
+        False if there was nothing to do because the run was finished before.
+
+    Raises:
         UserError: something is missing or wrong that a user can mend, or the policy never evicted.
         KeyboardInterrupt: the user stopped the run; finished samples are on disk.
     """
-    prepare_engine(config.engine)
-    benchmark = _load(config)
-    run_id = make_run_id(as_plain(config), benchmark.content_hash)
-    folder = Path(config.results_dir) / run_id
-    print(_announcement(config, benchmark, folder), flush=True)
-    if not config.overwrite and _is_finished(folder):
-        _show_finished(folder)
-        return
+    folder = planned.folder
+    print(_announcement(planned), flush=True)
+    with disk_errors_named(folder):
+        has_worked = _finish(planned)
+        if not has_worked:
+            print("this run is finished already; overwrite=true makes it anew")
+        manifest, metrics = read_manifest(folder), read_metrics(folder)
+        print_run(manifest, metrics)
+        track(planned.config.tracker, folder, manifest, metrics)
+    print(f"Run folder   {folder}")
+    return has_worked
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """The numbers of a finished run."""
+    return json.loads((folder / METRICS).read_text(encoding="utf-8"))
+
+
+def _finish(planned: PlannedRun) -> bool:
+    """Do what is left of a run; False if nothing is."""
+    config, folder = planned.config, planned.folder
+    fresh = new_manifest(
+        planned.run_id, as_plain(config), planned.command, _data_record(planned.benchmark), _seeds(config)
+    )
+    if not config.overwrite and _is_finished(folder, fresh):
+        return False
     model_path = resolve_model(config.model)
-    _check_policy(config)
+    check_policy(config)
     with locked(folder):
         if config.overwrite:
             clear(folder)
-        if _is_finished(folder):
-            _show_finished(folder)
-            return
-        manifest = (
-            read_manifest(folder)
-            if has_run(folder)
-            else new_manifest(run_id, as_plain(config), command, _data_record(benchmark), _seeds(config))
-        )
+        if _is_finished(folder, fresh):
+            return False
+        manifest = read_manifest(folder) if has_run(folder) else fresh
         with _session(folder, manifest) as tally:
-            _answer_missing(config, benchmark.rows, model_path, folder, tally)
-            _check_evictions(config, folder)
-    _show(folder)
+            _answer_missing(config, planned.benchmark.rows, model_path, folder, tally)
+            check_evictions(config.policy, read_predictions(folder))
+    return True
+
+
+def _is_finished(folder: Path, fresh: Manifest) -> bool:
+    """Whether the run is done; a record that says that it is another run is refused."""
+    if not has_run(folder):
+        return False
+    found = read_manifest(folder)
+    check_same_run(folder, found, fresh)
+    return found.status == "finished"
 
 
 def _load(config: HarnessConfig) -> LoadedBenchmark:
@@ -97,25 +154,13 @@ def _load(config: HarnessConfig) -> LoadedBenchmark:
     )
 
 
-def _announcement(config: HarnessConfig, benchmark: LoadedBenchmark, folder: Path) -> str:
-    policy = config.policy
-    budget = "" if policy.budget is None else f" budget={policy.budget}"
+def _announcement(planned: PlannedRun) -> str:
+    config, benchmark = planned.config, planned.benchmark
+    budget = "" if config.policy.budget is None else f" budget={config.policy.budget}"
     return (
-        f"policy={policy.name}{budget} model={config.model.name} benchmark={config.benchmark.name}: "
-        f"{len(benchmark.rows)} rows of {len(benchmark.reports)} tasks, into {folder}"
+        f"policy={config.policy.name}{budget} model={config.model.name} benchmark={config.benchmark.name}: "
+        f"{len(benchmark.rows)} rows of {len(benchmark.reports)} tasks, into {planned.folder}"
     )
-
-
-def _check_policy(config: HarnessConfig) -> None:
-    from policies import build_policy
-
-    policy = config.policy
-    try:
-        build_policy(
-            policy.name, budget=policy.budget, block_size=config.engine.block_size or 0, options=policy.options
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def _data_record(benchmark: LoadedBenchmark) -> dict[str, Any]:
@@ -148,11 +193,17 @@ def _session(folder: Path, manifest: Manifest) -> Iterator[Tally]:
         write_summary_csv(folder / SUMMARY, finished, metrics)
         write_manifest(folder, finished)
     except KeyboardInterrupt:
-        write_manifest(folder, _ended(manifest, "interrupted", tally))
+        _record_end(folder, _ended(manifest, "interrupted", tally))
         raise
     except BaseException:
-        write_manifest(folder, _ended(manifest, "failed", tally, traceback.format_exc()))
+        _record_end(folder, _ended(manifest, "failed", tally, traceback.format_exc()))
         raise
+
+
+def _record_end(folder: Path, manifest: Manifest) -> None:
+    """Record how a session ended, if the disk takes it: what ended the session matters more than that it cannot."""
+    with contextlib.suppress(OSError):
+        write_manifest(folder, manifest)
 
 
 def _ended(manifest: Manifest, status: Status, tally: Tally, error: str | None = None) -> Manifest:
@@ -214,48 +265,3 @@ def _fill_in_scores(folder: Path, pool: ScoringPool) -> None:
 
 def _scored(prediction: Prediction, score: SampleScore) -> Prediction:
     return replace(prediction, score=score.score, extra_scores=score.extra, empty=score.empty)
-
-
-def _check_evictions(config: HarnessConfig, folder: Path) -> None:
-    """Refuse a run in which the policy had to act and never did; warn where it had nothing to do.
-
-    Raises:
-        UserError: prompts exceed the budget and nothing was evicted.
-    """
-    policy = config.policy
-    predictions = read_predictions(folder)
-    if policy.budget is None:
-        return
-    over = over_budget(policy.budget, predictions)
-    untouched = [p.sample_id for p in over if p.num_evictions == 0 and p.num_output_tokens > 1]
-    if not any(p.num_evictions for p in predictions):
-        if over:
-            raise UserError(
-                f"policy={policy.name} with policy.budget={policy.budget} evicted nothing, although {len(over)} of "
-                f"{len(predictions)} prompts are longer: these are results of a full cache. The run is marked failed; "
-                f"after mending the policy or the engine plugin run it again with overwrite=true."
-            )
-        _warn(f"no prompt is longer than policy.budget={policy.budget}: policy={policy.name} was never active.")
-    elif untouched:
-        _warn(
-            f"{len(untouched)} of {len(over)} prompts longer than policy.budget={policy.budget} were not evicted from, "
-            f"for example {untouched[0]}."
-        )
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
-def _is_finished(folder: Path) -> bool:
-    return has_run(folder) and read_manifest(folder).status == "finished"
-
-
-def _show_finished(folder: Path) -> None:
-    print("this run is finished already; overwrite=true makes it anew")
-    _show(folder)
-
-
-def _show(folder: Path) -> None:
-    print_run(read_manifest(folder), json.loads((folder / METRICS).read_text(encoding="utf-8")))
-    print(f"Run folder   {folder}")

@@ -63,11 +63,18 @@ class GenerationResult:
 
 @dataclass(frozen=True)
 class BlockUsageSample:
-    """KV blocks in use after one engine step (`t_s` seconds after the first step)."""
+    """KV blocks in use after one engine step.
+
+    Attributes:
+        t_s: seconds after the first step.
+        running: requests in the step.
+        prefilling: those of them that read prompt tokens.
+    """
 
     t_s: float
     blocks: int
     running: int
+    prefilling: int = 0
 
 
 @dataclass(frozen=True)

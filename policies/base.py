@@ -102,6 +102,8 @@ class Policy(ABC):
         signals: what `score` needs.
         per_head: True if every KV head keeps its own tokens; False if all heads of a layer share one choice, by the
             mean of their scores.
+        scores_stay: True if a token's score follows from its own key, value and position alone, so that it is computed
+            once.
         query_window: queries that `Signal.WINDOW_QUERIES` holds.
         modes: prefill modes in which the definition makes sense.
     """
@@ -109,6 +111,7 @@ class Policy(ABC):
     name: ClassVar[str]
     signals: ClassVar[frozenset[Signal]] = frozenset()
     per_head: ClassVar[bool] = False
+    scores_stay: ClassVar[bool] = False
     modes: ClassVar[tuple[str, ...]] = ("after", "chunked")
     evicts: ClassVar[bool] = True
 

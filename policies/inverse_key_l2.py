@@ -26,6 +26,7 @@ class InverseKeyL2(Granular):
 
     name: ClassVar[str] = "inverse_key_l2"
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS})
+    scores_stay: ClassVar[bool] = True
 
     def score(self, view: View) -> torch.Tensor:
         """-||K||, float32 [N, H, T]."""

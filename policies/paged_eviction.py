@@ -28,6 +28,7 @@ class PagedEviction(Policy):
 
     name: ClassVar[str] = "paged_eviction"
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS, Signal.VALUES})
+    scores_stay: ClassVar[bool] = True
 
     decode_scope: Literal["layer", "global"] = "layer"
     eps: float = 1e-6

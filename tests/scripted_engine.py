@@ -2,11 +2,13 @@
 
 Choose it with `engine.name=tests.scripted_engine:ScriptedEngine`. Its faults are set by environment variables:
 SCRIPTED_CRASH_AFTER=N raises after N answers, SCRIPTED_NEVER_EVICT=1 ignores the policy, SCRIPTED_ABORT=task ends the
-answers of a task with "abort", SCRIPTED_DROP=task never gives them, SCRIPTED_DELAY_S=s waits before each answer.
+answers of a task with "abort", SCRIPTED_DROP=task never gives them, SCRIPTED_DELAY_S=s waits before each answer,
+SCRIPTED_KILLED_BUDGET=N dies of SIGKILL, as by the out-of-memory killer, at the second request if that is the budget.
 """
 
 import hashlib
 import os
+import signal
 import time
 from collections.abc import Iterable, Iterator
 
@@ -38,6 +40,8 @@ class ScriptedEngine:
         for number, request in enumerate(requests):
             if number == crash_after:
                 raise RuntimeError("scripted crash")
+            if number == 1 and os.environ.get("SCRIPTED_KILLED_BUDGET") == str(self._budget):
+                os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(float(os.environ.get("SCRIPTED_DELAY_S", "0")))
             task = request.request_id.split("/")[0]
             if task != os.environ.get("SCRIPTED_DROP"):

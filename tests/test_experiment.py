@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_module
 
-from harness.config import register_schema, to_dataclass
 from harness.errors import UserError
 from harness.experiment import run
 from harness.store.manifest import read_manifest
 from harness.store.predictions import read_predictions
+from tests.scripted_run import COMMAND, by_id, only_folder, scripted_config
 
 TASKS = "[qasper,trec,lcc]"
 LIMIT = 2
@@ -23,35 +22,18 @@ NUM_SAMPLES = 6
 def start(byte_model, tmp_path, monkeypatch):
     """Start a run with more overrides; returns its folder."""
     monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
-    register_schema()
 
     def start_run(*overrides: str) -> Path:
-        fixed = [
-            "engine.name=tests.scripted_engine:ScriptedEngine",
-            f"model.path={byte_model}",
-            f"benchmark.tasks={TASKS}",
-            f"benchmark.limit={LIMIT}",
-            f"results_dir={tmp_path / 'runs'}",
-        ]
-        with initialize_config_module(version_base="1.3", config_module="conf"):
-            config = to_dataclass(compose("config", [*fixed, *overrides]))
-        run(config, "python -m harness")
-        return only_folder(tmp_path / "runs")
+        results = tmp_path / "runs"
+        wanted = [f"benchmark.tasks={TASKS}", f"benchmark.limit={LIMIT}", *overrides]
+        run(scripted_config(byte_model, results, *wanted), COMMAND)
+        return only_folder(results)
 
     return start_run
 
 
-def only_folder(results: Path) -> Path:
-    (folder,) = results.iterdir()
-    return folder
-
-
 def set_aside(tmp_path: Path) -> None:
     only_folder(tmp_path / "runs").rename(tmp_path / "set_aside")
-
-
-def by_id(folder: Path) -> dict:
-    return {prediction.sample_id: prediction for prediction in read_predictions(folder)}
 
 
 def test_a_run_leaves_a_complete_record(start, capsys):

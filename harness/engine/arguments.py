@@ -5,9 +5,11 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
+from harness.engine.observers import QUERY_SIGNALS
 from harness.engine.settings import CONFIG_KEY, EvictionSettings
 
 GIB = 1 << 30
+PIECEWISE = "PIECEWISE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,19 @@ def stock_arguments(shape: EngineShape) -> dict[str, Any]:
 
 def eviction_arguments(shape: EngineShape, settings: EvictionSettings) -> dict[str, Any]:
     """Stock arguments plus the plugin."""
-    return stock_arguments(shape) | plugin_arguments(settings, asynchronous=shape.async_scheduling)
+    arguments = stock_arguments(shape) | plugin_arguments(settings, asynchronous=shape.async_scheduling)
+    if not shape.enforce_eager and watches_attention(settings, shape.block_size):
+        arguments["compilation_config"] = {"cudagraph_mode": PIECEWISE}
+    return arguments
+
+
+def watches_attention(settings: EvictionSettings, block_size: int) -> bool:
+    """True if the policy needs queries or attention.
+
+    Observers run beside the attention kernel. A full CUDA graph replays the kernel alone, so that they would see nothing
+    and no error would tell; piecewise graphs leave attention out.
+    """
+    return bool(settings.build_policy(block_size).signals & QUERY_SIGNALS)
 
 
 def plugin_arguments(settings: EvictionSettings, *, asynchronous: bool) -> dict[str, Any]:

@@ -7,17 +7,19 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from harness.engine.kept_scores import KeptScores
 from harness.engine.layout import CacheLayout
 from harness.engine.moves import plan_moves
 from harness.engine.observers import Observers
 from harness.engine.paged import PagedValues, address
 from harness.engine.plan import Eviction
 from harness.engine.rotation import places_lost, turn_back
-from policies import Phase, Policy, Signal, View
+from policies import Phase, Policy, Signal, Unit, View
 from policies.selection import reduce_heads, select
 
 
@@ -30,9 +32,24 @@ class Victim:
     block_ids: Sequence[int]
 
 
+class _Alike(NamedTuple):
+    """What victims that are scored together have in common.
+
+    Attributes:
+        num_queries: queries that the policy's window holds.
+        num_old_blocks: leading blocks whose tokens have a score already.
+    """
+
+    phase: Phase
+    num_before: int
+    num_keep: int
+    num_queries: int
+    num_old_blocks: int
+
+
 @dataclass(frozen=True)
 class _Group:
-    """Victims that are scored together: equal phase, lengths and number of known queries.
+    """Victims that are scored together.
 
     Attributes:
         rows: int64 [N], where the observers keep what they know of each request; None without observers.
@@ -42,9 +59,9 @@ class _Group:
         mass: float32 [L, N, H, T] if the policy asked for it.
     """
 
+    alike: _Alike
+    request_ids: list[str]
     rows: torch.Tensor | None
-    phase: Phase
-    num_queries: int
     block_table: torch.Tensor
     num_seen: torch.Tensor
     positions: torch.Tensor
@@ -91,6 +108,9 @@ class Compactor:
         num_heads = first.num_heads if policy.per_head else 1
         self.positions = PagedValues(len(layouts), num_blocks, num_heads, first.block_size, torch.int32, device)
         self.seconds = 0.0
+        self._kept: KeptScores | None = None
+        if policy.scores_stay:
+            self._kept = KeptScores(len(layouts), num_blocks, num_heads, first.block_size, device)
         self._all_finite = torch.ones((), dtype=torch.bool, device=device)
 
     @property
@@ -102,50 +122,70 @@ class Compactor:
     def evict(self, victims: Sequence[Victim]) -> None:
         """Compact all victims; their first `num_keep` slots then hold the kept tokens."""
         start = time.perf_counter()
-        groups: dict[tuple[Phase, int, int, int], list[Victim]] = defaultdict(list)
+        groups: dict[_Alike, list[Victim]] = defaultdict(list)
         for victim in victims:
             plan = victim.eviction
             num_queries = min(self._policy.query_window, plan.num_seen)
-            groups[plan.phase, plan.num_before, plan.num_keep, num_queries].append(victim)
-        for (phase, num_before, num_keep, num_queries), members in groups.items():
-            self._evict_group(self._gather(members, phase, num_before, num_queries), num_keep)
+            num_old = self._kept.num_old_blocks(victim.request_id) if self._kept else 0
+            groups[_Alike(plan.phase, plan.num_before, plan.num_keep, num_queries, num_old)].append(victim)
+        for alike, members in groups.items():
+            self._evict_group(self._gather(members, alike))
         self.seconds += time.perf_counter() - start
+
+    def forget(self, request_id: str) -> None:
+        """The request is finished or preempted."""
+        if self._kept is not None:
+            self._kept.forget(request_id)
 
     def device_tensor(self, rows: list) -> torch.Tensor:
         """int64 tensor of plain numbers, copied without waiting for the device."""
         return async_tensor_h2d(rows, device=self._device, dtype=torch.int64)
 
-    def _gather(self, victims: list[Victim], phase: Phase, num_before: int, num_queries: int) -> _Group:
+    def _gather(self, victims: list[Victim], alike: _Alike) -> _Group:
         block_table = self.device_tensor([list(victim.block_ids) for victim in victims])
+        request_ids = [victim.request_id for victim in victims]
         rows = mass = None
         if self._observers is not None:
             mass = self._observers.mass
-            rows = self.device_tensor(self._observers.rows_of([victim.request_id for victim in victims]))
+            rows = self.device_tensor(self._observers.rows_of(request_ids))
         return _Group(
+            alike=alike,
+            request_ids=request_ids,
             rows=rows,
-            phase=phase,
-            num_queries=num_queries,
             block_table=block_table,
             num_seen=self.device_tensor([victim.eviction.num_seen for victim in victims]),
-            positions=self.positions.read(block_table, num_before).long(),
-            mass=mass.values.read(block_table, num_before) if mass else None,
+            positions=self.positions.read(block_table, alike.num_before).long(),
+            mass=mass.values.read(block_table, alike.num_before) if mass else None,
         )
 
-    def _evict_group(self, group: _Group, num_keep: int) -> None:
+    def _evict_group(self, group: _Group) -> None:
+        phase, num_keep = group.alike.phase, group.alike.num_keep
         scores = self._scores(group)
         self._all_finite &= torch.isfinite(scores).all()
-        keep = select(self._policy, group.phase, scores, group.positions, group.num_seen, num_keep)
+        if self._kept is not None:
+            scores = self._kept.complete(group.block_table, group.alike.num_old_blocks, scores)
+        keep = select(self._policy, phase, scores, group.positions, group.num_seen, num_keep)
         if self._policy.cache_positions:
             self._renumber(group, keep)
-        source, target = plan_moves(keep, num_keep, group.phase)
-        first = self._layouts[0]
-        sources = address(group.block_table, source, first.num_heads, first.block_size)
-        targets = address(group.block_table, target, first.num_heads, first.block_size)
-        for layer, layout in enumerate(self._layouts):
-            layout.move(sources.layer(layer), targets.layer(layer))
+        source, target = plan_moves(keep, num_keep, phase)
+        self._move(group, source, target)
         self.positions.move(group.block_table, source, target)
         if group.mass is not None:
             self._observers.mass.values.move(group.block_table, source, target)
+        if self._kept is not None:
+            self._kept.values.move(group.block_table, source, target)
+            self._kept.evicted(group.request_ids, num_keep)
+
+    def _move(self, group: _Group, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy keys and values of slots [L, N, H or 1, M], block by block where decode evicts whole blocks."""
+        first = self._layouts[0]
+        by_block = group.alike.phase is Phase.DECODE and self._policy.decode_unit is Unit.BLOCK
+        step = first.block_size if by_block else 1
+        sources = address(group.block_table, source[..., ::step], first.num_heads, first.block_size)
+        targets = address(group.block_table, target[..., ::step], first.num_heads, first.block_size)
+        for layer, layout in enumerate(self._layouts):
+            copy = layout.copy_blocks if by_block else layout.move
+            copy(sources.layer(layer), targets.layer(layer))
 
     def _renumber(self, group: _Group, keep: torch.Tensor) -> None:
         """Rotate the keys that stay to their place among those that stay."""
@@ -155,7 +195,7 @@ class Compactor:
             layout.write_keys(group.block_table, turn_back(keys, places[layer], self._inv_freq))
 
     def _scores(self, group: _Group) -> torch.Tensor:
-        """float32 [L, N, H or 1, T], the same on every tensor-parallel rank where heads share one choice."""
+        """float32 [L, N, H or 1, T] of the tokens without a score; equal on all ranks where heads share one choice."""
         scores = [
             reduce_heads(self._policy, self._policy.score(self._view(group, layer)))
             for layer in range(len(self._layouts))
@@ -164,17 +204,18 @@ class Compactor:
         return stacked if self._policy.per_head else self._average_over_ranks(stacked)
 
     def _view(self, group: _Group, layer: int) -> View:
-        positions = group.positions[layer]
+        num_old = group.alike.num_old_blocks
+        positions = group.positions[layer, ..., num_old * self._policy.block_size :]
         keys = values = None
         if {Signal.KEYS, Signal.VALUES} & self._policy.signals:
-            keys, values = self._layouts[layer].read(group.block_table, positions.shape[-1])
+            keys, values = self._layouts[layer].read(group.block_table[:, num_old:], positions.shape[-1])
         observed = {}
         if self._observers is not None:
-            observed = self._observers.view_fields(layer, group.rows, group.num_seen, group.num_queries)
+            observed = self._observers.view_fields(layer, group.rows, group.num_seen, group.alike.num_queries)
         return View(
             layer=layer,
             num_layers=len(self._layouts),
-            phase=group.phase,
+            phase=group.alike.phase,
             positions=positions,
             num_seen=group.num_seen,
             block_size=self._policy.block_size,

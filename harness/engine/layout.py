@@ -29,6 +29,10 @@ class CacheLayout(Protocol):
         """Copy tokens; all sources are read before the first target is written."""
         ...
 
+    def copy_blocks(self, source: SlotAddress, target: SlotAddress) -> None:
+        """Copy the whole blocks in which these slots lie, which is quicker than token by token."""
+        ...
+
     def write_keys(self, block_table: torch.Tensor, keys: torch.Tensor) -> None:
         """Replace the keys [N, H, T, D] of the first T slots; the rest of the last block is undefined afterwards."""
         ...
@@ -53,6 +57,10 @@ class InterleavedLayout:
         moved = self._cache[source.block, source.head, source.offset]
         self._cache[target.block, target.head, target.offset] = moved
 
+    def copy_blocks(self, source: SlotAddress, target: SlotAddress) -> None:
+        """See `CacheLayout.copy_blocks`."""
+        self._cache[target.block, target.head] = self._cache[source.block, source.head]
+
     def write_keys(self, block_table: torch.Tensor, keys: torch.Tensor) -> None:
         """See `CacheLayout.write_keys`."""
         pages = _pages(keys, self.block_size)
@@ -69,6 +77,7 @@ class CpuLayout:
         regions = kv_cache.view(num_blocks, self.num_heads, 2, self.block_size * head_size)
         self._keys = regions[:, :, 0].view(num_blocks, self.num_heads, head_size, self.block_size)
         self._values = regions[:, :, 1].view(num_blocks, self.num_heads, self.block_size, head_size)
+        self._blocks = kv_cache
 
     def read(self, block_table: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `CacheLayout.read`."""
@@ -82,6 +91,10 @@ class CpuLayout:
         values = self._values[source.block, source.head, source.offset]
         self._keys[target.block, target.head, :, target.offset] = keys
         self._values[target.block, target.head, target.offset] = values
+
+    def copy_blocks(self, source: SlotAddress, target: SlotAddress) -> None:
+        """See `CacheLayout.copy_blocks`."""
+        self._blocks[target.block, target.head] = self._blocks[source.block, source.head]
 
     def write_keys(self, block_table: torch.Tensor, keys: torch.Tensor) -> None:
         """See `CacheLayout.write_keys`."""

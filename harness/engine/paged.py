@@ -61,6 +61,13 @@ class PagedValues:
         """[L, N, H, T] of the first T slots of each request; block_table int64 [N, blocks]."""
         return self._pages[:, block_table].transpose(2, 3).flatten(3, 4)[..., :num_tokens]
 
+    def store(self, block_table: torch.Tensor, values: torch.Tensor) -> None:
+        """Set the first T slots of each request to [L, N, H, T]; the rest of the last block becomes 0."""
+        num_layers, num_rows, num_heads, num_tokens = values.shape
+        padded = torch.nn.functional.pad(values, (0, block_table.shape[1] * self._block_size - num_tokens))
+        pages = padded.view(num_layers, num_rows, num_heads, -1, self._block_size).transpose(2, 3)
+        self._pages[:, block_table] = pages
+
     def add(self, layer: int, block_table: torch.Tensor, increments: torch.Tensor) -> None:
         """Add [N, H, T] to the first T slots of each request in one layer."""
         num_rows, num_heads, num_tokens = increments.shape

@@ -40,7 +40,9 @@ def configure(arguments: "EngineArgs") -> None:
     Raises:
         ValueError: the settings cannot be used. Refusals of other engine settings follow when the engine starts.
     """
-    from harness.engine.arguments import plugin_arguments
+    from vllm.config import CacheConfig, CUDAGraphMode
+
+    from harness.engine.arguments import plugin_arguments, watches_attention
 
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     settings = parse_settings(arguments.additional_config[CONFIG_KEY])
@@ -55,3 +57,6 @@ def configure(arguments: "EngineArgs") -> None:
         setattr(arguments, name, value)
     if arguments.enable_prefix_caching is None:
         arguments.enable_prefix_caching = False
+    compilation, block_size = arguments.compilation_config, arguments.block_size or CacheConfig.DEFAULT_BLOCK_SIZE
+    if compilation.cudagraph_mode is None and watches_attention(settings, block_size):
+        compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE

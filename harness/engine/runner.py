@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -64,21 +65,39 @@ class EvictionRunning(_Base):
                     f"(sliding_window={getattr(spec, 'sliding_window', None)}). Use a model without such layers."
                 )
             specs[name] = EvictingAttentionSpec.from_full(spec, bound)
+        if self.shared_kv_cache_layers:
+            raise ValueError("KV eviction moves the tokens of every layer, and this model's layers share their caches")
         return specs
 
-    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
-        """As stock; then bind the compactor to the caches."""
-        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
-        if not self.eviction_policy.evicts:
-            return
+    def initialize_kv_cache(
+        self,
+        kv_cache_config: KVCacheConfig,
+        is_profiling: bool = False,
+        kv_cache_allocation_context: AbstractContextManager | None = None,
+    ) -> None:
+        """As stock; then bind the compactor to the caches, unless they only serve to measure CUDA graphs.
+
+        Raises:
+            ValueError: attention works in a way that eviction cannot follow.
+        """
+        super().initialize_kv_cache(kv_cache_config, is_profiling, kv_cache_allocation_context)
         (group,) = self.kv_cache_config.kv_cache_groups
-        if self._kernel_block_sizes != [group.kv_cache_spec.block_size]:
+        block_size = group.kv_cache_spec.block_size
+        self.eviction_policy = self._settings.build_policy(block_size)  # vLLM may have changed it for the backend
+        if is_profiling or not self.eviction_policy.evicts:
+            return
+        if self._kernel_block_sizes != [block_size]:
             raise ValueError(
-                f"engine.block_size={group.kv_cache_spec.block_size} is split by the attention backend into "
-                f"{self._kernel_block_sizes}. Use that size."
+                f"engine.block_size={block_size} is split by the attention backend into {self._kernel_block_sizes}. "
+                "Use that size."
             )
         context = self.compilation_config.static_forward_context
-        layers = [context[name] for name in group.layer_names]
+        self._bind([context[name] for name in group.layer_names])
+
+    def _bind(self, layers: Sequence[torch.nn.Module]) -> None:
+        """Set up what works on the caches of these layers."""
+        if any(getattr(layer.impl, "alibi_slopes", None) is not None for layer in layers):
+            raise ValueError("KV eviction reorders slots, and ALiBi takes positions from them. Use another model.")
         layouts = [self.layout_class(layer.kv_cache) for layer in layers]
         if self.eviction_policy.signals & QUERY_SIGNALS:
             self._watch(layers, layouts)
@@ -95,7 +114,17 @@ class EvictionRunning(_Base):
             self._retention = RetentionLog(self._settings.retention, self.compactor, self.eviction_policy.block_size)
 
     def _watch(self, layers: Sequence[torch.nn.Module], layouts: Sequence[CacheLayout]) -> None:
-        """Show the queries of every attention layer to the observers that the policy needs."""
+        """Show the queries of every attention layer to the observers that the policy needs.
+
+        Raises:
+            ValueError: attention would be replayed from full CUDA graphs, where nothing can be watched.
+        """
+        mode = self.compilation_config.cudagraph_mode
+        if mode.has_full_cudagraphs():
+            raise ValueError(
+                f"policy={self.eviction_policy.name} watches attention, which cudagraph_mode={mode.name} replays "
+                "unseen. Use cudagraph_mode=PIECEWISE or enforce_eager."
+            )
         needs_rotary = Signal.QUERY_MOMENTS in self.eviction_policy.signals
         self._observers = Observers(
             self.eviction_policy,
@@ -119,6 +148,8 @@ class EvictionRunning(_Base):
             self._num_resident.pop(request_id, None)
             if self._observers is not None:
                 self._observers.forget(request_id)
+            if self.compactor is not None:
+                self.compactor.forget(request_id)
         return super()._update_states(scheduler_output)
 
     def _evict(self, plan: StepPlan) -> None:
@@ -142,6 +173,7 @@ class EvictionRunning(_Base):
             del self.requests[victim.request_id].block_ids[0][num_blocks:]
             row = self.input_batch.req_id_to_index.get(victim.request_id)
             if row is not None:
+                table.block_table.np[row, num_blocks : table.num_blocks_per_row[row]] = 0  # as vLLM leaves free rows
                 table.num_blocks_per_row[row] = num_blocks
             if self._retention is not None and victim.eviction.phase is Phase.PREFILL_END:
                 self._record(victim.request_id, "prefill_end")
@@ -182,13 +214,14 @@ class EvictionRunning(_Base):
     def _step_batch(self, plan: StepPlan, num_resident: list[int], slot_mapping: torch.Tensor) -> StepBatch:
         """This step's requests as the observers see them."""
         request_ids, num_reqs = self.input_batch.req_ids, len(num_resident)
+        num_blocks = math.ceil(max(num_resident) / self.eviction_policy.block_size)
         return StepBatch(
             request_ids=request_ids,
             starts=self.query_start_loc.np[: num_reqs + 1].tolist(),
             num_seen=[n + plan.num_evicted.get(name, 0) for name, n in zip(request_ids, num_resident, strict=True)],
             num_resident=num_resident,
             prefilling=[name in plan.prefilling for name in request_ids],
-            block_table=self.input_batch.block_table[0].get_device_tensor(num_reqs).long(),
+            block_table=self.input_batch.block_table[0].get_device_tensor(num_reqs)[:, :num_blocks].long(),
             slot_mapping=slot_mapping,
         )
 

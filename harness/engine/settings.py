@@ -96,6 +96,8 @@ def _refuse_unsupported(vllm_config: "VllmConfig") -> None:
         f"prefill_context_parallel_size={parallel.prefill_context_parallel_size}; use 1": (
             parallel.prefill_context_parallel_size > 1
         ),
+        f"data_parallel_size={parallel.data_parallel_size}; use 1, or one server each": parallel.data_parallel_size > 1,
+        "dual batch overlap splits the batch; remove enable_dbo": parallel.use_ubatching,
         "model runner V2 is in use; set VLLM_USE_V2_MODEL_RUNNER=0": vllm_config.use_v2_model_runner,
     }
     for problem, present in problems.items():

@@ -22,19 +22,22 @@ class ReferenceEngine:
     Memory is counted as blocks that the resident tokens would fill; the "pool" is the largest number ever in use.
     """
 
-    def __init__(self, model_path: str, policy: Policy | None = None, dtype: str = "float32") -> None:
+    def __init__(
+        self, model_path: str, policy: Policy | None = None, dtype: str = "float32", revision: str | None = None
+    ) -> None:
         """Load the model.
 
         Args:
             model_path: folder or hub id of a causal LM.
             policy: what to evict; None keeps everything.
             dtype: of the weights and the cache; attention itself is float32 always.
+            revision: of a model on the hub.
 
         Raises:
             UserError: the model cannot be loaded.
         """
         try:
-            self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype).eval()
+            self._model = AutoModelForCausalLM.from_pretrained(model_path, revision=revision, dtype=dtype).eval()
         except (OSError, ValueError) as error:
             raise UserError(
                 f"model.path={model_path} cannot be loaded ({error}). Give a folder with config.json and weights."

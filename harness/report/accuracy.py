@@ -22,7 +22,10 @@ from harness.report.runs import FULL_CACHE_POLICY, Group, Run
 from harness.report.writers import select_columns
 
 AVERAGES = "averages"
-COUNTS = "n/N: samples scored of those the task has; an average is the mean of its task scores."
+MEANING = (
+    "Scores 0 to 100; an average is the mean of its task scores. n/N: samples scored of those the task has. "
+    f"{BUDGET_MEANING}. {INTERVAL_MEANING}."
+)
 MARKS = (
     "Bold: the best of a budget, the full cache and unfinished runs apart; ≈: inside the 95 % interval of the best; "
     "†: unfinished."
@@ -39,20 +42,21 @@ def accuracy_table(group: Group) -> Table:
     columns = [*keys]
     cells = [list(column) for column in zip(*(key_cells(run, group) for run in group.runs), strict=True)]
     for column in averages:
-        columns.append(Column(column[0].name, _shared_note([_tasks_of(one) for one in column])))
-        cells.append(_marked(group, [_average_cell(one, columns[-1]) for one in column]))
+        count = _shared_count(group, [_tasks_of(one) for one in column])
+        columns.append(Column(column[0].name, count))
+        cells.append(_marked(group, [_average_cell(one, count) for one in column]))
     for task, column in scores.items():
-        count = _shared_note([_count(one) for one in column])
-        columns.append(Column(task, f"{TASKS[task].metric}{count and ', '}{count}"))
-        cells.append(_marked(group, [_task_cell(one, not count) for one in column]))
+        count = _shared_count(group, [_count(one) for one in column])
+        columns.append(Column(task, ", ".join(filter(None, [TASKS[task].metric, count]))))
+        cells.append(_marked(group, [_task_cell(one, count) for one in column]))
     return Table(
         name=f"accuracy-{group.name}",
         title=f"Accuracy, {group.title}",
-        caption=" ".join([setting(group), f"Scores 0 to 100. {COUNTS} {BUDGET_MEANING}. {INTERVAL_MEANING}.", MARKS]),
+        caption=" ".join([setting(group), MEANING, MARKS, parameters(group)]),
         columns=columns,
         rows=[list(row) for row in zip(*cells, strict=True)],
         num_keys=len(keys),
-        notes=[*warnings(group), parameters(group)],
+        notes=warnings(group),
         records=accuracy_records(group),
     )
 
@@ -92,16 +96,18 @@ def _marked(group: Group, cells: list[Cell]) -> list[Cell]:
     return cells
 
 
-def _task_cell(score: TaskScore | None, with_count: bool) -> Cell:
+def _task_cell(score: TaskScore | None, shared_count: str) -> Cell:
     if score is None:
         return Cell(NO_VALUE)
-    count = f" ({_count(score)})" if with_count else ""
-    return _score_cell(score.score, score.ci_low, score.ci_high, count)
+    return _score_cell(score.score, score.ci_low, score.ci_high, _own_count(_count(score), shared_count))
 
 
-def _average_cell(one: Average, column: Column) -> Cell:
-    count = "" if column.note else f" ({_tasks_of(one)})"
-    return _score_cell(one.score, one.ci_low, one.ci_high, count)
+def _average_cell(one: Average, shared_count: str) -> Cell:
+    return _score_cell(one.score, one.ci_low, one.ci_high, _own_count(_tasks_of(one), shared_count))
+
+
+def _own_count(count: str, shared_count: str) -> str:
+    return "" if count == shared_count else f" ({count})"
 
 
 def _score_cell(score: float | None, low: float | None, high: float | None, count: str) -> Cell:
@@ -119,9 +125,10 @@ def _tasks_of(one: Average) -> str:
     return f"{one.num_tasks}/{one.expected_tasks} tasks, {one.n}/{one.expected}"
 
 
-def _shared_note(notes: Sequence[str]) -> str:
-    """The note that all have, "" if they differ."""
-    return notes[0] if len(set(notes)) == 1 else ""
+def _shared_count(group: Group, counts: Sequence[str]) -> str:
+    """The count that all finished runs have, for the heading; "" if they differ."""
+    finished = {count for run, count in zip(group.runs, counts, strict=True) if run.is_finished}
+    return finished.pop() if len(finished) == 1 else ""
 
 
 def _task_records(run: Run) -> list[dict[str, Any]]:

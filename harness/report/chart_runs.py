@@ -9,11 +9,13 @@ from harness.longbench.tasks import TASKS
 from harness.report.charts import Chart, Panel, Point, Series, Skipped
 from harness.report.conditions import BUDGET_MEANING, setting, warnings
 from harness.report.costs import mean_kv_mib
-from harness.report.runs import FULL_CACHE_POLICY, Group, Run
+from harness.report.runs import Group, Run
 from harness.report.usage import read_usage
 
 MAX_STEPS = 300
 BUDGET_AXIS = "Budget (tokens per layer and KV head)"
+SCORE_AXIS = "Score"
+BLOCK_AXIS = "Block size (tokens)"
 MEMORY_AXIS = "KV memory in use, mean (MiB)"
 ACCURACY = "accuracy-vs-budget"
 PARETO = "accuracy-vs-memory"
@@ -26,8 +28,8 @@ def accuracy_chart(group: Group) -> Chart | Skipped:
     if not any(run.budget is not None for run in group.finished):
         return Skipped(name, "no finished run with a budget")
     tasks = [task for task in TASKS if any(task in run.scores for run in group.finished)]
-    panels = [_accuracy_panel(group, _overall_title(group), "Score (mean of tasks)", _overall)]
-    panels += [_accuracy_panel(group, task, f"Score ({TASKS[task].metric})", _score_of(task)) for task in tasks]
+    panels = [_accuracy_panel(group, _overall_title(group), _overall)]
+    panels += [_accuracy_panel(group, f"{task} ({TASKS[task].metric})", _score_of(task)) for task in tasks]
     caption = f"{_conditions(group)} Bands: 95 % intervals. {BUDGET_MEANING}."
     return Chart(name, f"Accuracy against budget, {group.title}", caption, panels)
 
@@ -46,8 +48,9 @@ def pareto_chart(group: Group) -> Chart | Skipped:
             series.append(Series(key, points))
     if not series:
         return Skipped(name, "no finished run recorded its KV memory")
-    panel = Panel(_overall_title(group), MEMORY_AXIS, "Score (mean of tasks)", series)
-    caption = f"{_conditions(group)} One point a budget. Memory: blocks in use, mean over engine steps. Bars: 95 %."
+    panel = Panel(_overall_title(group), MEMORY_AXIS, SCORE_AXIS, series)
+    meaning = "One point a budget. Memory: blocks in use, mean over engine steps. Bands and bars: 95 % intervals."
+    caption = f"{_conditions(group)} {meaning}"
     return Chart(name, f"Accuracy against KV memory, {group.title}", caption, [panel])
 
 
@@ -76,20 +79,17 @@ def page_size_panel(group: Group) -> Panel | None:
         Series(name, [_point(run.block_size, _overall(run), run.label) for run in sorted(members, key=_block_size)])
         for name, members in named.items()
     ]
-    return Panel(group.title, "Block size (tokens)", "Score (mean of tasks)", series, log_x=True)
+    return Panel(group.title, BLOCK_AXIS, f"{SCORE_AXIS}, mean of tasks", series, log_x=True)
 
 
-def _accuracy_panel(
-    group: Group, title: str, y_label: str, score_of: Callable[[Run], TaskScore | Average | None]
-) -> Panel:
+def _accuracy_panel(group: Group, title: str, score_of: Callable[[Run], TaskScore | Average | None]) -> Panel:
     series = []
     for key, runs in _by_series(group.finished).items():
         scored = [(run, score) for run in runs if (score := score_of(run)) is not None and score.score is not None]
         points = [_point(run.budget or 0, score, f"n = {score.n}/{score.expected}") for run, score in scored]
         if points:
-            is_full = runs[0].policy == FULL_CACHE_POLICY
-            series.append(Series(key, points, "reference" if is_full else "line"))
-    return Panel(title, BUDGET_AXIS, y_label, series, log_x=True)
+            series.append(Series(key, points, "reference" if runs[0].budget is None else "line"))
+    return Panel(title, BUDGET_AXIS, SCORE_AXIS, series, log_x=True)
 
 
 def _point(x: float, score: TaskScore | Average, label: str) -> Point:
@@ -110,7 +110,11 @@ def _overall(run: Run) -> Average:
 
 def _overall_title(group: Group) -> str:
     counts = {_overall(run).num_tasks for run in group.finished}
-    return OVERALL if counts == {len(TASKS)} else f"mean of {'/'.join(str(count) for count in sorted(counts))} tasks"
+    return (
+        f"mean of {OVERALL}"
+        if counts == {len(TASKS)}
+        else f"mean of {'/'.join(str(count) for count in sorted(counts))} tasks"
+    )
 
 
 def _score_of(task: str) -> Callable[[Run], TaskScore | None]:

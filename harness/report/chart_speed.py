@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.report.bench_runs import BenchRow, BenchSetting, settings
-from harness.report.chart_runs import BUDGET_AXIS, page_size_panel
+from harness.report.bench_runs import FILE_NAME, BenchRow, BenchSetting, settings
+from harness.report.chart_runs import BLOCK_AXIS, BUDGET_AXIS, page_size_panel
 from harness.report.charts import Chart, Panel, Point, Series, Skipped
 from harness.report.conditions import setting
-from harness.report.runs import FULL_CACHE_POLICY, Group, Run
+from harness.report.runs import Group, Run
 from harness.report.usage import e2e, total_tokens_per_s, tpot, ttft
 
 THROUGHPUT = "throughput-vs-budget"
@@ -16,17 +16,19 @@ PAGE_SIZE = "page-size"
 OUTPUT_AXIS = "Output tokens/s"
 TOTAL_AXIS = "Prompt and output tokens/s"
 LATENCIES = {"ttft": ("TTFT (s)", ttft), "tpot": ("TPOT (s)", tpot), "e2e": ("End to end (s)", e2e)}
-BENCH_CAPTION = "Load tests. Points: median over repeats; bars: smallest to largest."
+NO_BENCH = f"no load test ({FILE_NAME}) was found"
+NO_TIMES = "no finished run recorded times"
+BENCH_CAPTION = "Load tests. Points: median over repeats; bands and bars: smallest to largest."
 RUN_CAPTION = "All samples were sent at once; one run a point, no repeats."
-LATENCY_CAPTION = "Points: median; bars end at the 99th percentile."
+LATENCY_CAPTION = "Points: median; bands and bars end at the 99th percentile."
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One measurement; `point.x` is its budget, 0 for the full cache."""
+    """One measurement; without a budget it is a level for the others and `point.x` means nothing."""
 
     series: str
-    is_full: bool
+    budget: int | None
     point: Point
 
 
@@ -37,13 +39,13 @@ def throughput_charts(groups: Sequence[Group], bench: Sequence[BenchRow]) -> lis
         for title, members in _by_load(bench).items()
         for field, axis in (("output_tok_s", OUTPUT_AXIS), ("total_tok_s", TOTAL_AXIS))
     ]
-    charts = [_chart(f"{THROUGHPUT}-bench", "Throughput against budget, load tests", BENCH_CAPTION, panels)]
+    charts = [_chart(f"{THROUGHPUT}-bench", "Throughput against budget, load tests", BENCH_CAPTION, panels, NO_BENCH)]
     for group in groups:
         output = [_of_run(run, run.metrics["speed"]["output_tokens_per_s"]) for run in group.finished]
         total = [_of_run(run, total_tokens_per_s(run)) for run in group.finished]
         panels = [_panel(group.title, OUTPUT_AXIS, output), _panel(group.title, TOTAL_AXIS, total)]
         title = f"Throughput against budget, {group.title}"
-        charts.append(_chart(f"{THROUGHPUT}-{group.name}", title, f"{setting(group)} {RUN_CAPTION}", panels))
+        charts.append(_chart(f"{THROUGHPUT}-{group.name}", title, f"{setting(group)} {RUN_CAPTION}", panels, NO_TIMES))
     return charts
 
 
@@ -55,7 +57,9 @@ def latency_charts(groups: Sequence[Group], bench: Sequence[BenchRow]) -> list[C
         for key, (axis, _) in LATENCIES.items()
     ]
     charts = [
-        _chart(f"{LATENCY}-bench", "Latency against budget, load tests", f"Load tests. {LATENCY_CAPTION}", panels)
+        _chart(
+            f"{LATENCY}-bench", "Latency against budget, load tests", f"Load tests. {LATENCY_CAPTION}", panels, NO_BENCH
+        )
     ]
     for group in groups:
         panels = []
@@ -64,7 +68,9 @@ def latency_charts(groups: Sequence[Group], bench: Sequence[BenchRow]) -> list[C
             speeds = [_of_run(run, times and times.p50, times and times.p99) for run, times in found]
             panels.append(_panel(group.title, axis, speeds))
         caption = f"{setting(group)} {RUN_CAPTION} {LATENCY_CAPTION}"
-        charts.append(_chart(f"{LATENCY}-{group.name}", f"Latency against budget, {group.title}", caption, panels))
+        charts.append(
+            _chart(f"{LATENCY}-{group.name}", f"Latency against budget, {group.title}", caption, panels, NO_TIMES)
+        )
     return charts
 
 
@@ -80,18 +86,21 @@ def page_size_chart(groups: Sequence[Group], bench: Sequence[BenchRow]) -> Chart
     for title, named in by_load.items():
         if len({point.x for points in named.values() for point in points}) > 1:
             series = [Series(name, points) for name, points in named.items()]
-            panels.append(Panel(title, "Block size (tokens)", TOTAL_AXIS, series, log_x=True))
+            panels.append(Panel(title, BLOCK_AXIS, TOTAL_AXIS, series, log_x=True))
     found = [panel for panel in panels if panel is not None]
     if not found:
         return Skipped(PAGE_SIZE, "all runs of a group have one block size")
     return Chart(
-        PAGE_SIZE, "Block size", "Points of load tests: median over repeats; bars: smallest to largest.", found
+        PAGE_SIZE,
+        "Block size",
+        "Points of load tests: median over repeats; bands and bars: smallest to largest.",
+        found,
     )
 
 
-def _chart(name: str, title: str, caption: str, panels: Sequence[Panel | None]) -> Chart | Skipped:
+def _chart(name: str, title: str, caption: str, panels: Sequence[Panel | None], reason: str) -> Chart | Skipped:
     found = [panel for panel in panels if panel is not None]
-    return Chart(name, title, caption, found) if found else Skipped(name, "nothing was measured")
+    return Chart(name, title, caption, found) if found else Skipped(name, reason)
 
 
 def _panel(title: str, axis: str, speeds: Sequence[Speed | None]) -> Panel | None:
@@ -100,7 +109,7 @@ def _panel(title: str, axis: str, speeds: Sequence[Speed | None]) -> Panel | Non
         if speed is not None:
             named.setdefault(speed.series, []).append(speed)
     series = [
-        Series(name, [one.point for one in members], "reference" if members[0].is_full else "line")
+        Series(name, [one.point for one in members], "reference" if members[0].budget is None else "line")
         for name, members in named.items()
     ]
     return Panel(title, BUDGET_AXIS, axis, series, log_x=True) if series else None
@@ -110,7 +119,7 @@ def _of_run(run: Run, value: float | None, high: float | None = None) -> Speed |
     if value is None:
         return None
     point = Point(run.budget or 0, value, None if high is None else value, high)
-    return Speed(run.series, run.policy == FULL_CACHE_POLICY, point)
+    return Speed(run.series, run.budget, point)
 
 
 def _of_bench(one: BenchSetting, field: str, high_field: str) -> Speed | None:
@@ -120,7 +129,7 @@ def _of_bench(one: BenchSetting, field: str, high_field: str) -> Speed | None:
     x = row.budget or 0
     spread = _spread(one, x, field)
     point = spread if field == high_field else Point(x, spread.y, spread.y, one.median(high_field), spread.label)
-    return Speed(row.series, row.policy == FULL_CACHE_POLICY, point)
+    return Speed(row.series, row.budget, point)
 
 
 def _spread(one: BenchSetting, x: float, field: str) -> Point:

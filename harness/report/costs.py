@@ -7,7 +7,16 @@ from typing import Any
 from harness.report.conditions import BUDGET_MEANING, key_cells, key_columns, key_record, setting, warnings
 from harness.report.grid import Cell, Column, Table, number_cell
 from harness.report.runs import Group, Run
-from harness.report.usage import Percentiles, blocks_per_request, e2e, read_usage, total_tokens_per_s, tpot, ttft
+from harness.report.usage import (
+    Percentiles,
+    blocks_per_request,
+    e2e,
+    peak_blocks,
+    read_usage,
+    total_tokens_per_s,
+    tpot,
+    ttft,
+)
 
 MIB = 1024**2
 
@@ -100,6 +109,10 @@ def _memory_of(key: str) -> Reader:
     return lambda run: memory_of(run, key)
 
 
+def _peak_blocks(in_prefill: bool) -> Reader:
+    return lambda run: peak_blocks(read_usage(run), in_prefill)
+
+
 def _share_evicted(run: Run) -> float | None:
     share = run.metrics["eviction"]["share_evicted"]
     return None if share is None else 100 * share
@@ -128,6 +141,8 @@ def _latency(key: str, of: Callable[[Sequence[Any]], Percentiles | None], unit: 
 _MEMORY = (
     Quantity("block_size", "Block", "tokens", 0, lambda run: run.block_size),
     Quantity("peak_blocks", "Peak blocks", "", 0, _memory_of("peak_blocks")),
+    Quantity("peak_prefill_blocks", "In prefill", "peak blocks", 0, _peak_blocks(in_prefill=True)),
+    Quantity("peak_decode_blocks", "In decode", "peak blocks", 0, _peak_blocks(in_prefill=False)),
     Quantity("peak_kv_mib", "Peak KV", "MiB", 1, lambda run: _mib(memory_of(run, "peak_kv_bytes"))),
     Quantity("mean_blocks", "Mean blocks", "", 1, _memory_of("mean_blocks")),
     Quantity("mean_kv_mib", "Mean KV", "MiB", 1, mean_kv_mib),

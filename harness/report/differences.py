@@ -7,6 +7,7 @@ from typing import Any
 from harness.compare import pair_runs
 from harness.errors import UserError
 from harness.longbench.paired import Comparison, compare_average, compare_tasks, holm
+from harness.longbench.stats import MIN_CLUSTERS
 from harness.longbench.tasks import TASKS
 from harness.longbench.text_table import format_interval
 from harness.report.conditions import key_cells, key_columns, key_record, setting, warnings
@@ -17,8 +18,8 @@ SIGNIFICANT = 0.05
 STAR = "*"
 MEANING = (
     "Difference: policy minus full cache on the same samples, in points; interval: 95 %, cluster bootstrap over "
-    "contexts; p: two-sided sign-flip test; Holm: p adjusted for all {num_tests} tests of this table; "
-    f"{STAR}: p (Holm) below {SIGNIFICANT}."
+    "contexts; p: two-sided sign-flip test; neither with fewer than {min_contexts} contexts in a task; Holm: p adjusted over all "
+    f"tests of this table ({{num_tests}}); {STAR}: p (Holm) below {SIGNIFICANT}."
 )
 
 
@@ -88,7 +89,7 @@ def _table(group: Group, part: str, title: str, differences: Sequence[Difference
     return Table(
         name=f"difference-{group.name}-{part}",
         title=f"Difference to the full cache, {group.title}: {title}",
-        caption=f"{setting(group)} {MEANING.format(num_tests=num_tests)}",
+        caption=f"{setting(group)} {MEANING.format(num_tests=num_tests, min_contexts=MIN_CLUSTERS)}",
         columns=columns,
         rows=[_row(group, one) for one in differences],
         num_keys=len(keys),

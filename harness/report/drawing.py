@@ -65,7 +65,7 @@ def make_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def draw(chart: Chart, styles: dict[str, dict[str, Any]]) -> Figure:
     """The chart as a figure: panels row by row, one legend for all."""
     with matplotlib.rc_context(STYLE):
-        columns = min(len(chart.panels), MAX_PANEL_COLUMNS)
+        columns = _num_columns(len(chart.panels))
         rows = -(-len(chart.panels) // columns)
         width, height = LONE_PANEL_INCHES if len(chart.panels) == 1 else PANEL_INCHES
         figure = Figure(figsize=(width * columns, height * rows + 0.4))
@@ -75,7 +75,8 @@ def draw(chart: Chart, styles: dict[str, dict[str, Any]]) -> Figure:
             axes = figure.add_subplot(rows, columns, number + 1)
             axes.set_gid(f"panel-{number}")
             _draw_panel(axes, panel, number, styles, handles)
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4))
+        _share_labels(figure)
+        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=min(len(handles), 4))
         return figure
 
 
@@ -86,6 +87,27 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         for path, metadata in zip(paths, ({"CreationDate": None}, {"Date": None}, {}), strict=True):
             figure.savefig(path, dpi=PNG_DPI, metadata=metadata)
     return paths
+
+
+def _num_columns(num_panels: int) -> int:
+    """Panels a row: as many as fit, or one less where that leaves fewer places empty."""
+    if num_panels <= MAX_PANEL_COLUMNS:
+        return num_panels
+    return min((MAX_PANEL_COLUMNS, MAX_PANEL_COLUMNS - 1), key=lambda columns: -num_panels % columns)
+
+
+def _share_labels(figure: Figure) -> None:
+    """Write a label that all panels have once, for the whole figure."""
+    if len(figure.axes) < 2:
+        return
+    if len(labels := {axes.get_xlabel() for axes in figure.axes}) == 1:
+        figure.supxlabel(labels.pop())
+        for axes in figure.axes:
+            axes.set_xlabel("")
+    if len(labels := {axes.get_ylabel() for axes in figure.axes}) == 1:
+        figure.supylabel(labels.pop())
+        for axes in figure.axes:
+            axes.set_ylabel("")
 
 
 def _is_full(name: str) -> bool:

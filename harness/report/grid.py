@@ -76,9 +76,9 @@ def number_cell(value: float | None, digits: int = 0, sign: bool = False) -> Cel
 
 
 def format_number(value: float, digits: int, sign: bool = False) -> str:
-    """A number with a real minus sign, and no minus before zero."""
-    text = f"{round(value, digits) + 0.0:{'+' if sign else ''}.{digits}f}"
-    return text.replace("-", MINUS)
+    """A number with a real minus sign; `sign` shows a plus too. Zero has no sign."""
+    rounded = round(value, digits) + 0.0
+    return f"{rounded:{'+' if sign and rounded else ''}.{digits}f}".replace("-", MINUS)
 
 
 def mark_best(cells: Sequence[Cell], competes: Sequence[bool]) -> list[Cell]:

@@ -1,5 +1,6 @@
 """Retention maps drawn for print: which positions each layer kept, policies side by side."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -115,10 +116,9 @@ def _sample_panel(run: Run, one: RetentionMap, phase: Phase) -> MapPanel:
 
 
 def _chosen(recorded: Sequence[Maps]) -> list[str]:
-    counts: dict[str, int] = {}
-    for maps in recorded:
-        for sample_id in {sample_id for sample_id, _ in maps}:
-            counts[sample_id] = counts.get(sample_id, 0) + 1
-    order = list(TASKS)
-    most_first = sorted(counts, key=lambda name: (-counts[name], order.index(name.split("/")[0]), name))
-    return most_first[:MAX_SAMPLES]
+    """One sample a task, the first of those that most runs recorded, tasks in LongBench's order."""
+    counts = Counter(sample_id for maps in recorded for sample_id in {sample_id for sample_id, _ in maps})
+    best: dict[str, str] = {}
+    for sample_id in sorted(counts, key=lambda name: (-counts[name], name)):
+        best.setdefault(sample_id.split("/")[0], sample_id)
+    return [best[task] for task in TASKS if task in best][:MAX_SAMPLES]

@@ -154,7 +154,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def make_groups(runs: Iterable[Run]) -> list[Group]:
-    """Put runs that may be compared side by side, and give each run its variant; failed runs are left out."""
+    """Put runs that may be compared side by side, and give each run its variant; most runs first, no failed ones."""
     by_key: dict[str, list[Run]] = {}
     for run in runs:
         if run.manifest.status != "failed":
@@ -164,7 +164,7 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
     for (key, members), name in zip(by_key.items(), names, strict=True):
         unique = name if names.count(name) == 1 else f"{name}-{key[:6]}"
         groups.append(Group(unique, _group_title(members[0]), _labelled(members)))
-    return sorted(groups, key=lambda group: group.name)
+    return sorted(groups, key=lambda group: (-len(group.runs), group.name))
 
 
 def _read_run(folder: Path) -> Run:

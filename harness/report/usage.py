@@ -28,14 +28,22 @@ def read_usage(run: Run) -> list[BlockUsageSample]:
     path = run.folder / FILE_NAME
     if not path.exists():
         return []
+    content = path.read_bytes()
+    whole_lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
     usage: list[BlockUsageSample] = []
     session, offset = "", 0.0
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["session"] != session:
-                session, offset = row["session"], usage[-1].t_s if usage else 0.0
-            usage.append(BlockUsageSample(offset + float(row["t_s"]), int(row["blocks"]), int(row["running"])))
+    for row in csv.DictReader(whole_lines):
+        if row["session"] != session:
+            session, offset = row["session"], usage[-1].t_s if usage else 0.0
+        usage.append(_step(row, offset))
     return usage
+
+
+def peak_blocks(usage: Sequence[BlockUsageSample], in_prefill: bool) -> int | None:
+    """Most KV blocks after a step that read prompts, or after one that read none; None if that was not recorded."""
+    if not any(step.prefilling for step in usage):
+        return None
+    return max((step.blocks for step in usage if bool(step.prefilling) == in_prefill), default=None)
 
 
 def blocks_per_request(usage: Sequence[BlockUsageSample]) -> float | None:
@@ -71,6 +79,12 @@ def total_tokens_per_s(run: Run) -> float | None:
         return None
     tokens = sum(p.num_prompt_tokens for p in run.predictions) + sum(session.num_output_tokens for session in sessions)
     return tokens / sum(session.generation_s for session in sessions)
+
+
+def _step(row: dict[str, str], offset: float) -> BlockUsageSample:
+    """A line of the file; those of older runs do not tell which requests read prompts."""
+    t_s, blocks, running = offset + float(row["t_s"]), int(row["blocks"]), int(row["running"])
+    return BlockUsageSample(t_s, blocks, running, int(row.get("prefilling", 0)))
 
 
 def _percentiles(times: Sequence[float | None]) -> Percentiles | None:

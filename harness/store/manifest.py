@@ -111,16 +111,18 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the run's manifest.
 
     Raises:
-        UserError: it was written by another version of the harness.
+        UserError: it was written by another version of the harness, or is no manifest.
     """
-    fields = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
-    if fields["schema_version"] != SCHEMA_VERSION:
-        raise UserError(
-            f"{folder / FILE_NAME} has schema_version={fields['schema_version']}, this harness reads {SCHEMA_VERSION}. "
-            "Move the folder away or use overwrite=true."
-        )
-    fields["sessions"] = [Session(**session) for session in fields["sessions"]]
-    return Manifest(**fields)
+    path = folder / FILE_NAME
+    advice = "Move the folder away or use overwrite=true."
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        version = fields["schema_version"]
+        if version == SCHEMA_VERSION:
+            return Manifest(**fields | {"sessions": [Session(**session) for session in fields["sessions"]]})
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is no manifest ({error}). {advice}") from error
+    raise UserError(f"{path} has schema_version={version}, this harness reads {SCHEMA_VERSION}. {advice}")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -131,11 +133,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Write text to a temporary file beside `path`, force it to disk, and rename it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that killed processes left in `folder`, which no living process may write to."""
+    for path in folder.glob(".*.*"):
+        if path.suffix[1:].isdigit():
+            path.unlink()
 
 
 def digest(content: object) -> str:

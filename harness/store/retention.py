@@ -76,7 +76,7 @@ def decode_layer(text: str) -> list[list[int]]:
 def append_retention(folder: Path, records: Iterable[RetentionRecord]) -> None:
     """Add records to the run's file, first cutting off a line that a crash left unfinished."""
     path = folder / FILE_NAME
-    if path.exists():
+    if path.exists() and not _ends_a_line(path):
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     with path.open("a", encoding="utf-8", newline="\n") as file:
         file.writelines(_line(record) for record in records)
@@ -100,6 +100,12 @@ def read_retention(folder: Path) -> list[RetentionRecord]:
             raise UserError(f"{path}:{number} is no retention record ({error}). Delete the line.") from None
         found[record.sample_id, record.phase] = record
     return list(found.values())
+
+
+def _ends_a_line(path: Path) -> bool:
+    """Whether the file is empty or its last line is whole; reads one byte, as files grow to many megabytes."""
+    with path.open("rb") as file:
+        return file.seek(0, os.SEEK_END) == 0 or (file.seek(-1, os.SEEK_END) >= 0 and file.read(1) == b"\n")
 
 
 def _line(record: RetentionRecord) -> str:

@@ -1,6 +1,7 @@
-"""A run's folder: its name, its lock, and whether a run with that name is new, unfinished or finished."""
+"""A run's folder: its name, its lock, and whether the run in it is the one that is asked for."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,11 +16,22 @@ import psutil
 
 from harness.errors import UserError
 from harness.store.manifest import FILE_NAME as MANIFEST
-from harness.store.manifest import SCHEMA_VERSION, code_digest, digest, now
+from harness.store.manifest import SCHEMA_VERSION, Manifest, code_digest, digest, now, remove_leftovers
 
 LOCK = ".lock"
 HASH_DIGITS = 10
 WITHOUT_EFFECT = (("benchmark", "path"), ("results_dir",), ("overwrite",), ("tracker",))
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ENOTDIR,
+    errno.EISDIR,
+)
 
 
 def make_run_id(config: dict[str, Any], data_sha256: str) -> str:
@@ -27,13 +39,7 @@ def make_run_id(config: dict[str, Any], data_sha256: str) -> str:
 
     The place of the data, of the results and the tracker do not count; the data's content and the code do.
     """
-    relevant = json.loads(json.dumps(config))
-    for *parents, key in WITHOUT_EFFECT:
-        part = relevant
-        for parent in parents:
-            part = part[parent]
-        part.pop(key)
-    identity = digest([SCHEMA_VERSION, relevant, data_sha256, code_digest()])[:HASH_DIGITS]
+    identity = digest([SCHEMA_VERSION, _relevant(config), data_sha256, code_digest()])[:HASH_DIGITS]
     policy, benchmark = config["policy"], config["benchmark"]
     parts = [policy["name"], config["model"]["name"], benchmark["name"]]
     if policy["budget"] is not None:
@@ -46,6 +52,47 @@ def make_run_id(config: dict[str, Any], data_sha256: str) -> str:
 def has_run(folder: Path) -> bool:
     """Whether a run was ever started in `folder`."""
     return (folder / MANIFEST).exists()
+
+
+def check_same_run(folder: Path, found: Manifest, wanted: Manifest) -> None:
+    """Refuse to go on with a run whose record was edited, or copied from another run.
+
+    Args:
+        found: what the folder's manifest says.
+        wanted: the record of the same run if it started now.
+
+    Raises:
+        UserError: they differ in something that decides results; the message shows each difference.
+    """
+    there, here = _identity(found), _identity(wanted)
+    differences = [
+        f"{key} is {there.get(key)} there and {here.get(key)} here"
+        for key in sorted(there.keys() | here.keys())
+        if there.get(key) != here.get(key)
+    ]
+    if differences:
+        raise UserError(
+            f"{folder / MANIFEST} is not the record of this run: {'; '.join(differences)}. "
+            "Move the folder away or use overwrite=true."
+        )
+
+
+@contextlib.contextmanager
+def disk_errors_named(folder: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into one clear message.
+
+    Raises:
+        UserError: a file could not be read or written; the message names it, or `folder` if nothing else is known.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise UserError(
+            f"{error.filename or folder}: {error.strerror}. Finished samples are kept; "
+            "mend that and run the same command again."
+        ) from error
 
 
 def clear(folder: Path) -> None:
@@ -78,6 +125,7 @@ def locked(folder: Path) -> Iterator[None]:
             file,
             {"pid": process.pid, "host": socket.gethostname(), "since": now(), "born": process.create_time()},
         )
+    remove_leftovers(folder)
     try:
         yield
     finally:
@@ -93,8 +141,11 @@ def _exclusively_open(path: Path) -> Iterator[TextIO]:
 
 
 def _owner(file: TextIO) -> dict[str, Any] | None:
-    content = file.read()
-    return json.loads(content) if content.strip() else None
+    """The process that took the lock; None if none did, or if a full disk kept its name from being written."""
+    try:
+        return json.load(file)
+    except ValueError:
+        return None
 
 
 def _replace(file: TextIO, owner: dict[str, Any] | None) -> None:
@@ -111,3 +162,30 @@ def _may_live(owner: dict[str, Any]) -> bool:
         return psutil.Process(owner["pid"]).create_time() == owner["born"]
     except psutil.NoSuchProcess:
         return False
+
+
+def _relevant(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that decides results."""
+    relevant = json.loads(json.dumps(config))
+    for *parents, key in WITHOUT_EFFECT:
+        part = relevant
+        for parent in parents:
+            part = part.get(parent, {})
+        part.pop(key, None)
+    return relevant
+
+
+def _identity(manifest: Manifest) -> dict[str, Any]:
+    """What decides the results of a run, by dotted name."""
+    return _flat(_relevant(manifest.config)) | {
+        "run_id": manifest.run_id,
+        "code_sha256": manifest.code_sha256,
+        "data.content_sha256": manifest.data.get("content_sha256"),
+    }
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -12,6 +12,7 @@ from harness.engine.arguments import plugin_arguments, stock_arguments
 from harness.engine.llm import sampling_params
 from harness.engine.settings import EvictionSettings
 from harness.generation import GenerationRequest
+from policies import available_policies
 from tests.engine.live import make_asynchronous, run_live, scheduler_of
 from tests.tiny_llama import random_prompt
 
@@ -108,12 +109,22 @@ def run_in_other_processes(tmp_path, shape, settings, requests):
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
+OWN_PROCESS, TWO_RANKS = 1, 2
+EVICTING = [name for name in available_policies() if name != "full"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [1, 2], ids=["own process", "tensor parallel 2"])
-@pytest.mark.parametrize("name", ["paged_eviction", "h2o"])
-def test_engine_in_its_own_process_and_over_two_ranks_gives_the_same_text(shape, requests, tmp_path, name, num_ranks):
-    """`paged_eviction` averages its scores over the ranks' heads; `h2o` chooses per head."""
-    settings = EvictionSettings(name, budget=64)
+@pytest.mark.parametrize(
+    ("name", "num_ranks"),
+    [
+        ("paged_eviction", OWN_PROCESS),
+        ("paged_eviction", TWO_RANKS),
+        *(pytest.param(name, TWO_RANKS, marks=pytest.mark.parity) for name in EVICTING if name != "paged_eviction"),
+    ],
+)
+def test_other_processes_and_two_ranks_give_the_same_text(shape, requests, tmp_path, name, num_ranks):
+    """A choice shared by all heads averages its scores over the ranks; the others choose per head on each rank."""
+    settings = EvictionSettings(name, budget=64, options={"lag": 24} if name == "lagkv" else {})
     expected = run_live(shape, settings, requests)
     found = run_in_other_processes(tmp_path, replace(shape, tensor_parallel_size=num_ranks), settings, requests)
     assert found["texts"] == expected.texts()

@@ -8,6 +8,7 @@ import torch
 from harness.engine.settings import EvictionSettings
 from harness.generation import GenerationRequest
 from harness.reference.generate import Decision, run_reference
+from policies import available_policies
 from tests.engine.live import run_live
 from tests.tiny_llama import random_prompt, tiny_llama
 
@@ -15,36 +16,29 @@ BLOCK = 32
 NUM_NEW_TOKENS = 70
 NEAR_TIE = 1e-3
 
-CASES = [
-    ("full", {}),
-    ("paged_eviction", {}),
+DEFAULTS = {name: {} for name in available_policies()} | {"lagkv": {"lag": 24}}
+VARIANTS = [
     ("paged_eviction", {"decode_scope": "global"}),
     ("paged_eviction", {"protect_first": 8, "protect_last": 16}),
     ("paged_eviction", {"prefill": "chunked", "prefill_chunk": 64}),
-    ("streaming_llm", {}),
     ("streaming_llm", {"granularity": "block"}),
     ("streaming_llm", {"prefill": "chunked", "prefill_chunk": 96}),
     ("streaming_llm", {"position_mode": "cache"}),
     ("streaming_llm", {"position_mode": "cache", "granularity": "block", "prefill": "chunked", "prefill_chunk": 96}),
-    ("random", {"granularity": "token"}),
     ("random", {"granularity": "block", "prefill": "chunked", "prefill_chunk": 64}),
-    ("inverse_key_l2", {}),
     ("inverse_key_l2", {"granularity": "block"}),
-    ("keydiff", {}),
     ("keydiff", {"prefill": "chunked", "prefill_chunk": 128}),
     ("keydiff", {"granularity": "block"}),
-    ("h2o", {}),
     ("h2o", {"granularity": "block"}),
     ("h2o", {"prefill": "chunked", "prefill_chunk": 128, "value_weighted": True}),
-    ("snapkv", {}),
     ("snapkv", {"window": 8, "kernel": 7, "pooling": "max", "value_weighted": True}),
-    ("tova", {}),
     ("tova", {"granularity": "block"}),
     ("tova", {"prefill": "chunked", "prefill_chunk": 64, "value_weighted": True}),
-    ("expected_attention", {}),
-    ("lagkv", {"lag": 24}),
-    ("chunkkv", {}),
     ("chunkkv", {"value_weighted": True}),
+]
+CASES = [
+    *((name, options, budget) for name, options in DEFAULTS.items() for budget in (2 * BLOCK, 8 * BLOCK)),
+    *((name, options, 2 * BLOCK) for name, options in VARIANTS),
 ]
 
 
@@ -108,8 +102,7 @@ def follows_reference(run, request, policy, model) -> bool:
     return True
 
 
-@pytest.mark.parametrize("budget", [2 * BLOCK, 8 * BLOCK])
-@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "options", "budget"), CASES, ids=str)
 def test_kept_positions_and_text_equal_the_reference(shape, model, name, options, budget):
     settings = EvictionSettings(name, budget=None if name == "full" else budget, options=options)
     requests = prompts_around(budget)

@@ -51,10 +51,10 @@ def write_run(
     name += hashlib.sha256(json.dumps([options, benchmark]).encode()).hexdigest()[:6]
     folder = parent / name
     folder.mkdir(parents=True)
-    done = [
-        prediction(row, policy, budget, (scores or {}).get(f"{row.task}/{row.row_id}")) for row in rows[:num_done]
-    ]
-    write_manifest(folder, manifest(name, policy, budget, model, rows, num_rows, status, block_size, options, benchmark))
+    done = [prediction(row, policy, budget, (scores or {}).get(f"{row.task}/{row.row_id}")) for row in rows[:num_done]]
+    write_manifest(
+        folder, manifest(name, policy, budget, model, rows, num_rows, status, block_size, options, benchmark)
+    )
     with open_for_append(folder) as file:
         for one in done:
             append_prediction(file, one)

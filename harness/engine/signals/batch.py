@@ -19,7 +19,7 @@ class StepBatch:
         num_seen: tokens of each after this step, evicted ones included.
         num_resident: resident tokens of each after this step.
         prefilling: whether this step attends prompt tokens of the request.
-        block_table: int64 [N, blocks].
+        block_table: int64 [N, blocks], as wide as the longest request needs.
         slot_mapping: int64 [tokens], physical slots of the new tokens.
     """
 

@@ -1,0 +1,119 @@
+"""One load test from plan to table: model, engines, repeats, files.
+
+Its folder holds `bench.json` and `bench.csv` (one row a repeat of a variant, rewritten after each), a
+`block_usage.csv` for every variant, and `bench_manifest.json`.
+"""
+
+import contextlib
+import json
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from harness.bench.config import Plan, as_plain
+from harness.bench.interleaving import run_interleaved
+from harness.bench.load import make_load
+from harness.bench.models import prepare_model
+from harness.bench.records import device_name, make_row
+from harness.bench.servers import Builder, vllm_builder
+from harness.bench.summary import summarise
+from harness.bench.table import print_summaries
+from harness.engine.traffic import TimedRequest
+from harness.engines import check_policy, prepare_engine
+from harness.errors import UserError
+from harness.store.block_usage import append_block_usage
+from harness.store.manifest import Manifest, digest, new_manifest, write_atomically, write_json
+from harness.store.run_folder import clear, locked
+
+ROWS = "bench.json"
+FLAT_ROWS = "bench.csv"
+MANIFEST = "bench_manifest.json"
+SHAPE = "model_shape"
+
+
+def run(plan: Plan, command: str) -> Path:
+    """Carry out a load test and print its tables.
+
+    Args:
+        plan: checked.
+        command: the command line, as recorded.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        UserError: something is missing or wrong that a user can mend.
+    """
+    prepare_engine(plan.config.engine)
+    folder = Path(plan.config.results_dir) / f"{plan.config.name}-{plan.config.model.name}"
+    with locked(folder):
+        _make_room(folder, plan.config.overwrite)
+        model_path, vocabulary = prepare_model(plan.config.model, plan.config.load_format, folder / SHAPE)
+        for variant in plan.variants:
+            check_policy(variant.config)
+        load = make_load(plan, vocabulary)
+        data = {"prompts_sha256": digest([asdict(timed) for timed in load])}
+        seeds = {"engine": plan.config.engine.seed, "load": plan.config.load.seed}
+        with _recorded(folder, new_manifest(folder.name, as_plain(plan), command, data, seeds)):
+            carry_out(plan, load, vllm_builder(model_path, plan.config.load_format), folder)
+    return folder
+
+
+def carry_out(plan: Plan, load: Sequence[TimedRequest], build: Builder, folder: Path) -> None:
+    """Measure, write after every repeat, and print the tables."""
+    config = plan.config
+    print(
+        f"{config.name}: model={config.model.name}, {config.load.num_requests} requests, {len(plan.variants)} variants "
+        f"x {config.repeats} repeats, into {folder}",
+        flush=True,
+    )
+    device, rows = device_name(), []
+    for repeat in run_interleaved(plan, load, build):
+        rows.append(make_row(repeat, device))
+        _write_rows(folder, rows)
+        if repeat.usage:
+            (folder / repeat.variant.label).mkdir(exist_ok=True)
+            append_block_usage(folder / repeat.variant.label, repeat.number, repeat.usage)
+        print(
+            f"  repeat {repeat.number + 1}/{config.repeats} {repeat.variant.label}: "
+            f"{rows[-1]['output_tok_s']:.1f} output tokens/s in {rows[-1]['duration_s']:.1f} s",
+            flush=True,
+        )
+    print_summaries(f"{config.name}, {config.model.name} on {device}", summarise(rows))
+    print(f"Folder   {folder}")
+
+
+def _make_room(folder: Path, overwrite: bool) -> None:
+    if not (folder / MANIFEST).exists():
+        return
+    if not overwrite:
+        raise UserError(f"{folder} holds a load test already. Use overwrite=true to replace it, or another name=NAME.")
+    clear(folder)
+
+
+@contextlib.contextmanager
+def _recorded(folder: Path, manifest: Manifest) -> Iterator[None]:
+    """Record in the manifest that the load test begins, and how it ends."""
+    _write_manifest(folder, manifest)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _write_manifest(folder, replace(manifest, status="interrupted"))
+        raise
+    except BaseException:
+        _write_manifest(folder, replace(manifest, status="failed", error=traceback.format_exc()))
+        raise
+    _write_manifest(folder, replace(manifest, status="finished"))
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    write_json(folder / MANIFEST, asdict(manifest))
+
+
+def _write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
+    import pandas as pd
+
+    write_atomically(folder / ROWS, json.dumps(rows, indent=1) + "\n")
+    write_atomically(folder / FLAT_ROWS, pd.DataFrame(rows).to_csv(index=False))

@@ -1,0 +1,108 @@
+"""A sweep: what became of each of its jobs, in files that every launcher's processes can reach.
+
+<sweep folder>/<job number>/outcome.json    how the job ended; missing if its process was killed
+<sweep folder>/claims/<run id>              the job that carries out this run; other jobs of the same run skip it
+"""
+
+import contextlib
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from harness.store.manifest import write_json
+
+OUTCOME = "outcome.json"
+CLAIMS = "claims"
+PLAIN_WIDTH = 160
+
+Status = Literal["ok", "skipped", "failed", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        command: what starts this job alone.
+        score: mean of the task scores, None without one.
+        note: why it was skipped or failed.
+    """
+
+    status: Status
+    command: str
+    run_id: str | None = None
+    score: float | None = None
+    note: str = ""
+
+
+class SweepCallback(Callback):
+    """Hydra's word that a sweep begins, in the process that launches it."""
+
+    folder: ClassVar[Path | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **_: object) -> None:
+        """Remember the folder of the sweep."""
+        SweepCallback.folder = Path(config.hydra.sweep.dir)
+
+
+def claim(job_folder: Path, run_id: str) -> str:
+    """Take a run for this job, unless another job of the sweep has it.
+
+    Returns:
+        number of the job that has the run: this one's, or that of a job with the same run.
+    """
+    claims = job_folder.parent / CLAIMS
+    claims.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (claims / run_id).symlink_to(job_folder.name)
+    return (claims / run_id).readlink().name
+
+
+def write_outcome(job_folder: Path, outcome: Outcome) -> None:
+    """Record how a job ended."""
+    write_json(job_folder / OUTCOME, asdict(outcome))
+
+
+def read_outcomes(folder: Path) -> dict[int, Outcome]:
+    """The outcome of every job of a sweep by its number."""
+    jobs = sorted((int(path.name), path) for path in folder.glob("[0-9]*") if path.name.isdigit())
+    return {number: _read(path / OUTCOME) for number, path in jobs}
+
+
+def conclude(folder: Path) -> bool:
+    """Print the table of a sweep and the commands of what is left to do.
+
+    Returns:
+        whether every job is done.
+    """
+    outcomes = read_outcomes(folder)
+    _print_table(outcomes)
+    counts = Counter(outcome.status for outcome in outcomes.values())
+    print(f"{len(outcomes)} jobs: {', '.join(f'{n} {status}' for status, n in counts.items())}. Sweep folder {folder}")
+    left = [o.command for o in outcomes.values() if o.status in ("failed", "interrupted") and o.command]
+    if left:
+        print("to go on, the same sweep again, or:", *left, sep="\n  ")
+    return all(outcome.status in ("ok", "skipped") for outcome in outcomes.values())
+
+
+def _read(path: Path) -> Outcome:
+    if path.exists():
+        return Outcome(**json.loads(path.read_text(encoding="utf-8")))
+    return Outcome("failed", "", note="its process ended without a word (killed?)")
+
+
+def _print_table(outcomes: dict[int, Outcome]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("job", "status", "score", "run", "note")
+    for number, outcome in outcomes.items():
+        score = "-" if outcome.score is None else f"{outcome.score:.2f}"
+        table.add_row(str(number), outcome.status, score, outcome.run_id or "-", outcome.note)
+    console = Console(highlight=False, markup=False)
+    (console if console.is_terminal else Console(highlight=False, markup=False, width=PLAIN_WIDTH)).print(table)

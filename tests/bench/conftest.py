@@ -1,0 +1,9 @@
+"""Load tests are tested as on a CPU, unless a test says otherwise."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch):
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.bench.config.inference_device", lambda: "cpu")

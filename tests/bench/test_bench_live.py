@@ -1,0 +1,114 @@
+"""A load test from plan to files on real engines with a tiny model, one engine at a time in this process."""
+
+import json
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM (make setup)")
+
+from harness.bench.run import MANIFEST, run
+from harness.errors import UserError
+from tests.bench.scripted_server import composed_plan
+from tests.tiny_llama import save_tiny_llama
+
+POOL = 20
+NUM_REQUESTS = 6
+
+
+@pytest.fixture(scope="module")
+def overrides(tmp_path_factory):
+    """Six requests of up to 7 blocks: the full cache outgrows 19 of them, two blocks each and a prompt do not."""
+    folder = tmp_path_factory.mktemp("bench")
+    model = save_tiny_llama(folder / "tiny")
+    geometry = {"num_layers": 3, "num_query_heads": 4, "num_kv_heads": 2, "head_dim": 32, "max_model_len": 1024}
+    return [
+        "name=live",
+        "model.name=tiny",
+        f"model.path={model}",
+        *(f"model.{key}={value}" for key, value in geometry.items()),
+        f"results_dir={folder}",
+        "repeats=2",
+        "side_by_side=false",
+        "engine.in_process=true",
+        f"engine.num_kv_blocks={POOL}",
+        f"load.num_requests={NUM_REQUESTS}",
+        "load.input_tokens=[60,90]",
+        "load.output_tokens=[100,120]",
+        "variants.budgets=[64]",
+        "warmup.output_tokens=4",
+    ]
+
+
+@pytest.fixture(scope="module")
+def result(overrides):
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("harness.config", "harness.bench.config"):
+            patch.setattr(f"{module}.inference_device", lambda: "cpu")
+        folder = run(composed_plan(*overrides, "overwrite=true"), "a test")
+    rows = json.loads((folder / "bench.json").read_text())
+    return folder, {policy: [row for row in rows if row["policy"] == policy] for policy in ("full", "paged_eviction")}
+
+
+def test_a_pool_that_the_full_cache_overfills_preempts_it_and_not_paged_eviction(result):
+    _, rows = result
+    assert [row["num_preemptions"] > 0 for row in rows["full"]] == [True, True]
+    assert [row["num_preemptions"] for row in rows["paged_eviction"]] == [0, 0]
+
+
+def test_paged_eviction_evicts_every_request_and_needs_fewer_blocks(result):
+    _, rows = result
+    full, paged = rows["full"][0], rows["paged_eviction"][0]
+    assert full["num_evictions"] == 0
+    assert paged["num_evictions"] >= NUM_REQUESTS
+    assert paged["mean_blocks"] < full["mean_blocks"]
+    assert full["peak_blocks"] >= POOL - 2
+    assert paged["peak_blocks"] <= POOL - 1
+
+
+def test_the_peak_of_paged_eviction_is_in_prefill(result):
+    """A prompt of up to 90 tokens takes three blocks, a decoding request 64 tokens and one block that fills."""
+    _, rows = result
+    for row in rows["paged_eviction"]:
+        assert 3 <= row["peak_prefill_blocks"] <= row["peak_blocks"] <= NUM_REQUESTS * 3
+
+
+def test_repeats_carry_the_same_load_and_times_add_up(result):
+    _, rows = result
+    for row in [*rows["full"], *rows["paged_eviction"]]:
+        assert row["input_tokens"] == rows["full"][0]["input_tokens"]
+        assert row["output_tok_s"] * row["duration_s"] == pytest.approx(row["output_tokens"] * NUM_REQUESTS)
+        assert 0 < row["ttft_p50"] < row["e2e_p50"] <= row["duration_s"]
+        assert 0 < row["itl_p50"] <= row["itl_p99"]
+        assert 0 <= row["eviction_time_s"] < row["decode_s"] < row["duration_s"]
+
+
+def test_the_folder_says_what_was_measured(result):
+    folder, _ = result
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert (manifest["status"], manifest["command"]) == ("finished", "a test")
+    assert manifest["config"]["load"]["num_requests"] == NUM_REQUESTS
+    assert (folder / "bench.csv").read_text().count("\n") == 5
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"full-b32", "paged_eviction-64-b32"}
+
+
+def test_a_load_test_is_not_overwritten_unasked(result, overrides):
+    folder, _ = result
+    before = (folder / "bench.json").read_text()
+    with pytest.raises(UserError, match=r"holds a load test already. Use overwrite=true"):
+        run(composed_plan(*overrides), "a test")
+    assert (folder / "bench.json").read_text() == before
+
+
+def test_a_poisson_load_lets_requests_wait_for_their_arrival(overrides):
+    poisson = ["name=poisson", "load.request_rate=10", "repeats=1", "variants.policies=[]"]
+    folder = run(composed_plan(*overrides, *poisson), "a test")
+    (row,) = json.loads((folder / "bench.json").read_text())
+    assert row["duration_s"] > 0.3
+    assert row["ttft_p50"] < row["duration_s"] / 2
+
+
+def test_an_engine_that_does_not_start_is_one_clear_error(overrides):
+    """The pool fits one request by the harness's count, and vLLM refuses the memory."""
+    huge = ["name=huge", "engine.num_kv_blocks=null", "engine.kv_cache_gib=100000"]
+    with pytest.raises(UserError, match=r"the engine of full-b32 did not start: .*[Mm]emory"):
+        run(composed_plan(*overrides, *huge), "a test")

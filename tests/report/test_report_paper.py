@@ -1,0 +1,136 @@
+"""The paper's numbers are as documented, and only what fits their conditions stands beside them."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UserError
+from harness.longbench.tasks import TASKS
+from harness.report.bench_runs import bench_table, read_bench, settings
+from harness.report.paper import COLUMNS, paper_table, read_paper
+from harness.report.runs import read_runs
+from tests.report.synthetic import bench_rows, write_bench, write_run
+
+PAPER = Path(__file__).resolve().parents[2] / "results" / "paper"
+LOAD = {"num_requests": 64, "input_tokens": 1024, "output_tokens": 8192}
+LOCAL = {"name": "longbench", "source": "local", "limit": None}
+
+
+def measured(known, runs=(), bench=()) -> list[str]:
+    table = paper_table(known, runs, bench)
+    return [row[8].text for row in table.rows]
+
+
+def row_of(known, **wanted):
+    (found,) = [one for one in known if all(getattr(one, key) == value for key, value in wanted.items())]
+    return found
+
+
+def test_numbers_are_those_of_the_digest_with_source_and_doubt():
+    known = read_paper(PAPER)
+    score = row_of(known, method="paged_eviction", dataset="gov_report", budget=1024)
+    assert (score.value, score.approximate, score.source, score.unit) == (24.5, True, "N1 N2 N3", "score")
+    gains = [one for one in known if one.metric == "throughput gain"]
+    assert [(one.value, one.baseline, one.approximate) for one in gains] == [
+        (37.0, "full", False),
+        (39.0, "inverse_key_l2", False),
+    ]
+    latencies = {one.model: one.value for one in known if one.metric == "latency reduction"}
+    assert latencies == {"llama3.2-1b": 12.0, "llama3.2-3b": 10.0, "llama3.1-8b": 11.0}
+
+
+def test_every_row_names_known_models_tasks_and_policies_and_its_source():
+    root = PAPER.parents[1] / "conf"
+    models, policies = ({path.stem for path in (root / part).glob("*.yaml")} for part in ("model", "policy"))
+    for one in read_paper(PAPER):
+        assert one.source
+        assert set(one.model.split()) <= models
+        assert {one.method, one.baseline or "full"} <= policies
+        assert one.metric != "rouge" or one.dataset in TASKS
+        assert (one.value, one.value_max) != (None, None)
+
+
+def test_a_score_is_measured_by_a_run_of_the_same_model_method_and_budget(tmp_path):
+    known = [row_of(read_paper(PAPER), method="paged_eviction", dataset="gov_report", budget=1024)]
+    fitting = {"policy": "paged_eviction", "budget": 1024, "model": "llama3.2-1b", "tasks": ("gov_report",)}
+    local = {
+        "benchmark": LOCAL,
+        "num_rows": 10,
+        "scores": {f"gov_report/mini-gov_report-0-{n}": 0.25 for n in range(10)},
+    }
+    write_run(tmp_path / "fits", **fitting, **local)
+    write_run(tmp_path / "mini", **fitting, num_rows=10)
+    write_run(tmp_path / "budget", **fitting | {"budget": 512}, **local)
+    write_run(tmp_path / "model", **fitting | {"model": "llama3.2-3b"}, **local)
+    write_run(tmp_path / "stopped", **fitting, **local, status="interrupted")
+    write_run(tmp_path / "short", **fitting, benchmark=LOCAL | {"max_prompt_tokens": 5000}, num_rows=10)
+    assert measured(known, read_runs([tmp_path / "fits"])) == ["25.00 (10/10)"]
+    assert measured(known, read_runs([path for path in tmp_path.iterdir() if path.name != "fits"])) == ["not measured"]
+
+
+def test_throughput_and_gain_come_from_load_tests_of_the_same_load(tmp_path):
+    known = [one for one in read_paper(PAPER) if one.file == "throughput"]
+    rows = []
+    for row in bench_rows("llama3.2-1b", block_size=16):
+        policy, budget = {"window": ("paged_eviction", 1024), "full": ("full", None)}[row["policy"]]
+        if row["budget"] != 256:
+            rows.append(row | LOAD | {"policy": policy, "budget": budget})
+    write_bench(tmp_path / "same", rows)
+    write_bench(tmp_path / "other", [row | {"input_tokens": 512} for row in rows])
+    assert measured(known, bench=read_bench([tmp_path / "same"])) == [
+        *("440", "220", "not measured"),
+        *("+100.0", "not measured"),
+    ]
+    assert set(measured(known, bench=read_bench([tmp_path / "other"]))) == {"not measured"}
+
+
+def test_claims_without_a_single_condition_are_shown_and_not_measured():
+    claims = [one for one in read_paper(PAPER) if one.file == "claims"]
+    assert [row[7].text for row in paper_table(claims, [], []).rows] == [
+        *("15 to 20", "15 to 20", "3 to 5", "up to 3.1", "up to 20", "up to 20"),
+    ]
+    assert set(measured(claims)) == {"not measured"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n1,2\n", "has the columns a, b"),
+        (",".join(COLUMNS) + "\nm,d,x,p,many,,,1,,score,true,N1,\n", r"numbers\.csv:2 cannot be read"),
+        (",".join(COLUMNS) + "\nm,d,x,p,,,,1,,score,maybe,N1,\n", r"numbers\.csv:2 cannot be read"),
+    ],
+)
+def test_wrong_files_are_refused_by_name(tmp_path, content, message):
+    (tmp_path / "numbers.csv").write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_paper(tmp_path)
+
+
+def test_a_folder_without_numbers_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no CSV file"):
+        read_paper(tmp_path)
+
+
+def test_ratios_are_taken_repeat_by_repeat(tmp_path):
+    rows = bench_rows()
+    for row in rows:
+        if row["policy"] == "full":
+            row["output_tok_s"] = (100, 50, 200)[row["repeat"]]
+    write_bench(tmp_path, rows)
+    bench = read_bench([tmp_path])
+    assert [one.ratios("output_tok_s") for one in settings(bench)[1:2]] == [
+        [2.0, pytest.approx(4.4), pytest.approx(1.2)]
+    ]
+    table = bench_table(bench)
+    shown = [[cell.text for cell in row] for row in table.rows]
+    assert shown[0][:9] == ["tiny", "full", "-", "32", "12 × 384 in, 256 out", "3", "100.0", "220.0", "-"]
+    assert shown[1][5:] == [
+        *("3", "220.0", "440.0", "2.00 (1.20 to 4.40)", "1.000", "2.000", "45.5", "68.2"),
+        *("40", "-", "10.0", "3.00", "0"),
+    ]
+
+
+def test_a_bench_file_that_is_no_list_of_rows_is_refused(tmp_path):
+    write_bench(tmp_path, [{"policy": "full"}])
+    with pytest.raises(UserError, match=r"bench\.json is no list of load-test rows"):
+        read_bench([tmp_path])

@@ -1,0 +1,230 @@
+"""Tables to the letter, from runs whose every score is known."""
+
+import pandas as pd
+import pytest
+
+from harness.longbench.mini import generate
+from harness.report.accuracy import accuracy_table, by_category
+from harness.report.costs import memory_table, speed_table
+from harness.report.differences import difference_tables
+from harness.report.grid import Cell, format_number, mark_best
+from harness.report.runs import make_groups, read_runs
+from harness.report.writers import escape_latex, latex, markdown, write_table
+from tests.report.synthetic import write_run
+
+TASKS = ("qasper", "lcc")
+NUM_ROWS = 10
+
+
+def scores(of_task: dict[str, list[float]]) -> dict[str, float]:
+    return {
+        f"{task}/{row.row_id}": score
+        for task, values in of_task.items()
+        for row, score in zip(generate(task, NUM_ROWS, 0), values, strict=True)
+    }
+
+
+FULL = scores({"qasper": [0.5, 0.7] * 5, "lcc": [0.4] * 10})
+GOOD = scores({"qasper": [0.4, 0.7] * 5, "lcc": [0.4] * 10})
+BAD = scores({"qasper": [0.1, 0.2] * 5, "lcc": [0.2] * 10})
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("runs")
+    write_run(parent, tasks=TASKS, num_rows=NUM_ROWS, scores=FULL)
+    write_run(parent, "good_one", 256, tasks=TASKS, num_rows=NUM_ROWS, scores=GOOD, options={"eps": 0.1})
+    write_run(parent, "bad_one", 256, tasks=TASKS, num_rows=NUM_ROWS, scores=BAD)
+    write_run(parent, "cut_short", 256, tasks=TASKS, num_rows=NUM_ROWS, scores=GOOD, status="interrupted", num_done=13)
+    (only,) = make_groups(read_runs([parent]))
+    return only
+
+
+def grid(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_averages_in_markdown(group):
+    table, *_ = by_category(accuracy_table(group))
+    assert grid(markdown(table)) == [
+        "| Policy      |   Budget (tokens) |   all tasks (2/21 tasks, 20/210) "
+        "|   English and code tasks (2/16 tasks, 20/160) |   single-doc QA (1/4 tasks, 10/40) "
+        "|   code (1/2 tasks, 10/20) |",
+        "|:------------|------------------:|---------------------------------:"
+        "|----------------------------------------------:|-----------------------------------:"
+        "|--------------------------:|",
+        "| full        |                 - |                     50.00 ± 3.00 "
+        "|                                  50.00 ± 3.00 |                       60.00 ± 6.00 "
+        "|              40.00 ± 0.00 |",
+        "| bad_one     |               256 |                     17.50 ± 1.50 "
+        "|                                  17.50 ± 1.50 |                       15.00 ± 3.00 "
+        "|              20.00 ± 0.00 |",
+        "| cut_short † |               256 |       47.50 (2/21 tasks, 13/210) "
+        "|                    47.50 (2/16 tasks, 13/160) |                       55.00 ± 9.00 "
+        "|   40.00 (1/2 tasks, 3/20) |",
+        "| good_one    |               256 |                 **47.50 ± 4.50** "
+        "|                              **47.50 ± 4.50** |                   **55.00 ± 9.00** "
+        "|          **40.00 ± 0.00** |",
+    ]
+
+
+def test_tasks_of_a_category_in_latex(group):
+    single_doc = by_category(accuracy_table(group))[1]
+    lines = latex(single_doc).splitlines()
+    assert lines[0] == r"\begin{table}[t]"
+    assert lines[2].startswith(r"\caption{Accuracy, tiny on longbench\_mini: single-doc QA. tiny on longbench\_mini (")
+    assert "these are not LongBench scores. limit=10: the first 10 rows of each task only." in lines[2]
+    assert lines[4:] == [
+        r"\begin{tabular}{lrrr}",
+        r"\toprule",
+        r"Policy & \begin{tabular}{@{}c@{}}Budget\\{\scriptsize tokens}\end{tabular} & "
+        r"\begin{tabular}{@{}c@{}}single-doc QA\\{\scriptsize 1/4 tasks, 10/40}\end{tabular} & "
+        r"\begin{tabular}{@{}c@{}}qasper\\{\scriptsize qa\_f1, 10/10}\end{tabular} \\",
+        r"\midrule",
+        r"full & - & 60.00 $\pm$ 6.00 & 60.00 $\pm$ 6.00 \\",
+        r"bad\_one & 256 & 15.00 $\pm$ 3.00 & 15.00 $\pm$ 3.00 \\",
+        r"cut\_short $\dagger$ & 256 & 55.00 $\pm$ 9.00 & 55.00 $\pm$ 9.00 \\",
+        r"good\_one & 256 & \textbf{55.00 $\pm$ 9.00} & \textbf{55.00 $\pm$ 9.00} \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+
+
+def test_categories_and_tasks_keep_longbench_order(tmp_path):
+    write_run(tmp_path, tasks=("repobench-p", "2wikimqa", "gov_report", "narrativeqa"))
+    (group,) = make_groups(read_runs([tmp_path]))
+    titles = [column.title for column in accuracy_table(group).columns]
+    assert titles[2:] == [
+        *("all tasks", "English and code tasks", "single-doc QA", "multi-doc QA", "summarisation", "code"),
+        *("narrativeqa", "2wikimqa", "gov_report", "repobench-p"),
+    ]
+
+
+def test_an_unfinished_run_is_marked_counted_and_never_best(group):
+    table = accuracy_table(group)
+    row = next(row for row in table.rows if row[0].value == "cut_short")
+    assert row[0].text == "cut_short †"
+    assert row[-1].text == "40.00 (3/10)"
+    assert [cell.mark for cell in row] == [""] * len(row)
+    assert "cut_short @ 256 [interrupted]: 13 of 20 samples, not a finished run." in table.notes
+    partial = {record["name"]: record["partial"] for record in table.records if record["policy"] == "cut_short"}
+    assert set(partial.values()) == {True}
+
+
+def test_captions_tell_conditions_and_parameters(group):
+    caption = accuracy_table(group).caption
+    assert "float32, prompts up to 2048 tokens, Test CPU, 2 cores, vllm 0.32.0" in caption
+    assert "Parameters: full (none); bad_one (none); cut_short (none); good_one (eps=0.1)." in caption
+
+
+def test_csv_holds_every_score_with_interval_n_and_metric(group, tmp_path):
+    for table in by_category(accuracy_table(group)):
+        write_table(table, tmp_path)
+    frame = pd.read_csv(tmp_path / "accuracy-tiny-longbench_mini-limit10-single-doc_qa.csv")
+    row = frame[(frame.policy == "good_one") & (frame.name == "qasper")].iloc[0]
+    assert (row.score, row.ci_low, row.ci_high, row.n, row.expected) == (55.0, 46.0, 64.0, 10, 10)
+    assert (row.metric, row.options, row.limit) == ("qa_f1", "eps=0.1", 10)
+
+
+def test_differences_are_paired_and_adjusted_over_the_whole_table(group):
+    averages, tasks = difference_tables(group)
+    assert [[cell.text for cell in row[:8]] for row in tasks.rows] == [
+        ["qasper", "bad_one", "256", "10", "60.00", "15.00", "−45.00 *", "[−48.00, −42.00]"],
+        ["qasper", "good_one", "256", "10", "60.00", "55.00", "−5.00", "[−8.00, −2.00]"],
+        ["lcc", "bad_one", "256", "10", "40.00", "20.00", "−20.00 *", "[−20.00, −20.00]"],
+        ["lcc", "good_one", "256", "10", "40.00", "40.00", "0.00", "[0.00, 0.00]"],
+    ]
+    assert [row[-1].text for row in tasks.rows] == ["100 / 0 / 0", "50 / 50 / 0", "100 / 0 / 0", "0 / 100 / 0"]
+    by_name = {(record["policy"], record["name"]): record for record in tasks.records}
+    smallest, others = by_name["bad_one", "qasper"], by_name["good_one", "lcc"]
+    assert smallest["p_holm"] == pytest.approx(4 * min(record["p"] for record in tasks.records))
+    assert others["p_holm"] == 1.0
+    assert "over all tests of this table (4)" in tasks.caption
+    assert [row[0].text for row in averages.rows] == ["mean of 2 tasks"] * 2
+
+
+def test_runs_on_other_samples_are_not_paired(group, tmp_path):
+    write_run(tmp_path, num_done=47)
+    write_run(tmp_path, "window", 256)
+    (other,) = make_groups(read_runs([tmp_path]))
+    averages, tasks = difference_tables(other)
+    assert (averages.rows, tasks.rows) == ([], [])
+    assert any(note.startswith("window @ 256 is not compared: the runs hold different samples") for note in tasks.notes)
+
+
+def test_a_group_without_full_cache_has_no_differences(tmp_path):
+    write_run(tmp_path, "window", 256)
+    (alone,) = make_groups(read_runs([tmp_path]))
+    assert difference_tables(alone) == []
+
+
+def cells_of(table, policy: str) -> dict[str, str]:
+    row = next(row for row in table.rows if row[0].value == policy)
+    return {column.title: cell.text for column, cell in zip(table.columns, row, strict=True)}
+
+
+def test_memory_comes_from_the_pool_and_is_held_against_the_full_cache(group):
+    cells = cells_of(memory_table(group), "good_one")
+    assert cells == {
+        "Policy": "good_one",
+        "Budget": "256",
+        "Block": "32",
+        "Peak blocks": "60",
+        "In prefill": "-",
+        "In decode": "-",
+        "Peak KV": "15.0",
+        "Mean blocks": "8.0",
+        "Mean KV": "2.0",
+        "Blocks a request": "9.9",
+        "Resident, peak": "1000",
+        "Resident, mean peak": "1000",
+        "Resident, end": "256",
+        "Mean to full": "20.0",
+    }
+    assert cells_of(memory_table(group), "full")["Mean to full"] == "-"
+
+
+def test_peaks_in_prefill_and_decode_are_told_apart_where_recorded(tmp_path):
+    folder = write_run(tmp_path, usage=False)
+    (folder / "block_usage.csv").write_text(
+        "session,t_s,blocks,running,prefilling\n1,0.0,30,2,1\n1,1.0,12,2,0\n1,2.0,11,2,0\n"
+    )
+    (group,) = make_groups(read_runs([tmp_path]))
+    cells = cells_of(memory_table(group), "full")
+    assert (cells["In prefill"], cells["In decode"]) == ("30", "12")
+
+
+def test_speed_holds_throughput_percentiles_and_evictions(group):
+    cells = cells_of(speed_table(group), "good_one")
+    assert {title: cells[title] for title in ("Output", "Total", "Samples", "TTFT p50", "TPOT p90", "E2E p99")} == {
+        "Output": "80.0",
+        "Total": "4080.0",
+        "Samples": "4.000",
+        "TTFT p50": "0.50",
+        "TPOT p90": "100.00",
+        "E2E p99": "2.40",
+    }
+    assert (cells["Evicted from"], cells["Evictions"], cells["Evicting"], cells["Preemptions"]) == (
+        "100",
+        "20",
+        "5.00",
+        "0",
+    )
+
+
+def test_only_the_largest_is_best_and_only_its_interval_makes_others_near():
+    cells = [Cell("a", 9.0, 8.0, 10.0), Cell("b", 8.0, 1.0, 20.0), Cell("c", 7.9, 0.0, 30.0), Cell("d")]
+    assert [cell.mark for cell in mark_best(cells, [True] * 4)] == ["best", "near", "", ""]
+    assert [cell.mark for cell in mark_best(cells, [False, True, True, True])] == ["", "best", "near", ""]
+    assert [cell.mark for cell in mark_best(cells, [True, False, False, False])] == [""] * 4
+
+
+def test_a_zero_has_no_sign():
+    assert [format_number(value, 1, sign=True) for value in (-0.01, 0.2, -0.2)] == ["0.0", "+0.2", "−0.2"]
+
+
+def test_latex_prints_every_special_character():
+    assert escape_latex(r"a_b 5% {x} #1 ~ ^ \ ± ≈") == (
+        r"a\_b 5\% \{x\} \#1 \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$ $\approx$"
+    )

@@ -1,0 +1,303 @@
+"""Runs that end in the middle: killed, out of disk, started twice, edited; the same command then goes on."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from harness.config import HarnessConfig
+from harness.errors import UserError
+from harness.experiment import run
+from harness.store.manifest import read_manifest
+from tests.scripted_run import COMMAND, by_id, only_folder, scripted_config
+
+ROOT = Path(__file__).resolve().parents[1]
+GENEROUS_S = 240
+NUM_KILLS = 20
+NUM_SAMPLES = 24
+TASKS = ["benchmark.tasks=[qasper,trec,lcc]", "benchmark.limit=8"]
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def config(byte_model, tmp_path, monkeypatch) -> HarnessConfig:
+    """A run of 24 samples."""
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    return scripted_config(byte_model, tmp_path / "runs", *TASKS)
+
+
+@pytest.fixture
+def whole(config, tmp_path) -> dict:
+    """The predictions of the same run, undisturbed."""
+    run(config, COMMAND)
+    only_folder(tmp_path / "runs").rename(tmp_path / "whole")
+    return by_id(tmp_path / "whole")
+
+
+def start(config: HarnessConfig, prepare: Callable[[], None] = lambda: None) -> multiprocessing.Process:
+    """The run in a process of its own, which imports nothing anew; its exit code is 0, or 3 after a UserError."""
+
+    def in_process() -> None:
+        os.setsid()
+        prepare()
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+            try:
+                run(config, COMMAND)
+            except UserError as error:
+                sys.stderr.write(str(error))
+                sys.exit(3)
+
+    process = FORK.Process(target=in_process)
+    process.start()
+    return process
+
+
+def ignoring_scores(predictions: dict) -> dict:
+    return {name: (p.prediction, p.num_prompt_tokens, p.num_evicted_tokens) for name, p in predictions.items()}
+
+
+@pytest.mark.slow
+def test_20_kills_at_random_moments_leave_the_predictions_of_an_undisturbed_run(config, whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("SCRIPTED_DELAY_S", "0.02")
+    moments = random.Random(0)
+    results, num_kills, num_finished, longest, kept = tmp_path / "runs", 0, 0, 2.0, {}
+    while num_kills < NUM_KILLS or not num_finished:
+        began = time.monotonic()
+        process = start(config)
+        process.join(GENEROUS_S if num_kills >= NUM_KILLS else moments.uniform(0, longest))
+        if process.is_alive():
+            process.kill()
+            process.join()
+            num_kills += 1
+        found = by_id(only_folder(results)) if results.exists() and any(results.iterdir()) else {}
+        assert kept.keys() <= found.keys()
+        assert ignoring_scores(found) == {name: ignoring_scores(whole)[name] for name in found}
+        kept = found
+        if process.exitcode == 0:
+            check_undisturbed(only_folder(results), whole)
+            shutil.rmtree(results)
+            num_finished, longest, kept = num_finished + 1, time.monotonic() - began, {}
+
+
+def check_undisturbed(folder: Path, whole: dict) -> None:
+    manifest = read_manifest(folder)
+    assert by_id(folder) == whole
+    assert manifest.status == "finished"
+    assert json.loads((folder / "metrics.json").read_text())["overall"]["n"] == NUM_SAMPLES
+    assert sorted(path.name for path in folder.iterdir() if path.name != "block_usage.csv") == [
+        ".lock",
+        "manifest.json",
+        "metrics.json",
+        "predictions.jsonl",
+        "summary.csv",
+    ]
+    if (folder / "block_usage.csv").exists():
+        assert pd.read_csv(folder / "block_usage.csv")["session"].max() <= len(manifest.sessions)
+
+
+def test_a_second_process_on_the_same_run_is_refused(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("SCRIPTED_DELAY_S", "1")
+    first = start(config)
+    try:
+        wait_for(lambda: list((tmp_path / "runs").glob("*/predictions.jsonl")))
+        with pytest.raises(UserError, match=rf"in use by process {first.pid}"):
+            run(config, COMMAND)
+    finally:
+        first.kill()
+        first.join()
+
+
+@pytest.mark.parametrize("status", ["failed", "finished"])
+def test_a_record_that_was_edited_is_refused_with_the_difference(config, tmp_path, monkeypatch, status):
+    if status == "failed":
+        monkeypatch.setenv("SCRIPTED_CRASH_AFTER", "1")
+    with contextlib.suppress(RuntimeError):
+        run(config, COMMAND)
+    path = only_folder(tmp_path / "runs") / "manifest.json"
+    record = json.loads(path.read_text())
+    assert record["status"] == status
+    record["config"]["policy"]["budget"] = 256
+    record["config"]["tracker"]["name"] = "wandb"
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError) as refused:
+        run(config, COMMAND)
+    assert "not the record of this run: policy.budget is 256 there and 512 here. Move" in str(refused.value)
+
+
+def test_a_record_that_is_no_record_is_refused(config, tmp_path):
+    run(config, COMMAND)
+    path = only_folder(tmp_path / "runs") / "manifest.json"
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(UserError, match=r"manifest\.json is no manifest"):
+        run(config, COMMAND)
+
+
+def limit_files(num_bytes: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+@pytest.mark.parametrize("num_bytes", [2_000, 10_000])
+def test_a_file_that_may_not_grow_ends_the_run_in_one_message(config, whole, tmp_path, capfd, num_bytes):
+    process = start(config, limit_files(num_bytes))
+    process.join(GENEROUS_S)
+    assert process.exitcode == 3
+    message = capfd.readouterr().err
+    assert re.search(r"/runs/\S+: File too large\. Finished samples are kept; mend that and run", message)
+    folder = only_folder(tmp_path / "runs")
+    assert len(by_id(folder)) == (0 if num_bytes == 2_000 else pytest.approx(12, abs=8))
+    run(config, COMMAND)
+    check_undisturbed(folder, whole)
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A disk of 64 KiB at the place of the results."""
+    disk = tmp_path / "runs"
+    disk.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("num_free_bytes", [4096, 16384, 28672])
+def test_a_full_disk_ends_the_run_in_one_message_and_loses_nothing(
+    config, whole, small_disk, tmp_path, capfd, num_free_bytes
+):
+    (tmp_path / "runs" / "filler").write_bytes(b"x" * (65536 - num_free_bytes))
+    process = start(config)
+    process.join(GENEROUS_S)
+    assert process.exitcode == 3
+    message = capfd.readouterr().err
+    assert re.search(r"/runs/\S+: No space left on device\. Finished samples are kept", message)
+    (small_disk / "filler").unlink()
+    folder = only_folder(small_disk)
+    kept = by_id(folder)
+    assert kept.items() <= whole.items()
+    run(config, COMMAND)
+    check_undisturbed(folder, whole)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    give_up = time.monotonic() + GENEROUS_S
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def command_line(model: Path, results: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "harness", f"model.path={model}", f"results_dir={results}", *arguments]
+
+
+def answered(results: Path) -> int:
+    return sum(len(path.read_bytes().splitlines()) for path in results.glob("*/predictions.jsonl"))
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Start the command line and wait until a sample is answered; returns the process and all below it."""
+    begun = []
+
+    def begin_run(command: list[str], **environment: str) -> tuple[subprocess.Popen, list[psutil.Process]]:
+        before = answered(tmp_path / "runs")
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdout=subprocess.DEVNULL,
+        )
+        begun.append(process)
+        wait_for(lambda: answered(tmp_path / "runs") > before or process.poll() is not None)
+        assert process.poll() is None, process.stderr.read()
+        return process, psutil.Process(process.pid).children(recursive=True)
+
+    yield begin_run
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def test_whoever_is_killed_nothing_is_left_running_and_the_same_command_goes_on(byte_model, tmp_path, begin):
+    scripted = ["engine.name=tests.scripted_engine:ScriptedEngine", *TASKS]
+    command = command_line(byte_model, tmp_path / "runs", *scripted)
+    parent, below = begin(command, SCRIPTED_DELAY_S="0.5")
+    parent.kill()
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+    parent, below = begin(command, SCRIPTED_DELAY_S="0.5")
+    below[0].kill()
+    _, errors = parent.communicate(timeout=GENEROUS_S)
+    assert parent.returncode == 1
+    assert errors.startswith(
+        "error: the run was killed by SIGKILL (out of memory?). Finished samples are kept; to go on"
+    )
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+    kept = by_id(only_folder(tmp_path / "runs"))
+    assert len(kept) >= 2
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=GENEROUS_S)
+    assert len(by_id(only_folder(tmp_path / "runs"))) == NUM_SAMPLES
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory) -> Path:
+    """A tiny Llama for the real engine."""
+    pytest.importorskip("vllm", reason="needs vLLM (make setup)")
+    from tests.tiny_llama import save_tiny_llama
+
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def real_run(model: Path, results: Path, limit: int) -> list[str]:
+    """A run of the real engine in processes of its own, one request at a time, so that texts are comparable."""
+    settings = ["model.max_model_len=2048", "engine.kv_cache_gib=0.25", "engine.max_num_seqs=1", "policy.budget=256"]
+    tasks = ["benchmark.tasks=[gov_report]", f"benchmark.limit={limit}", "engine.in_process=false"]
+    return command_line(model, results, *settings, *tasks)
+
+
+@pytest.mark.slow
+def test_vllm_killed_in_the_middle_goes_on_to_the_predictions_of_an_undisturbed_run(tiny_model, tmp_path, begin):
+    command = real_run(tiny_model, tmp_path / "runs", limit=6)
+    for victim in (lambda parent, below: parent, lambda parent, below: below[0]):
+        parent, below = begin(command)
+        psutil.Process(victim(parent, below).pid).kill()
+        assert psutil.wait_procs(below, timeout=15)[1] == []
+        parent.wait(GENEROUS_S)
+    for each in (command, real_run(tiny_model, tmp_path / "whole", limit=6)):
+        subprocess.run(each, cwd=ROOT, check=True, capture_output=True, timeout=GENEROUS_S)
+    killed, whole = by_id(only_folder(tmp_path / "runs")), by_id(only_folder(tmp_path / "whole"))
+    assert {name: (p.prediction, p.score) for name, p in killed.items()} == {
+        name: (p.prediction, p.score) for name, p in whole.items()
+    }
+    assert len(read_manifest(only_folder(tmp_path / "runs")).sessions) == 3
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_vllm_in_seconds_and_in_silence(tiny_model, tmp_path, begin):
+    parent, below = begin(real_run(tiny_model, tmp_path / "runs", limit=20))
+    for process in (parent, *below):
+        if os.getpgid(process.pid) == os.getpgid(parent.pid):
+            os.kill(process.pid, signal.SIGINT)
+    began = time.monotonic()
+    _, errors = parent.communicate(timeout=GENEROUS_S)
+    assert time.monotonic() - began < 20
+    assert parent.returncode == 130
+    assert [line for line in errors.splitlines() if line and "warn" not in line.lower()][-1].startswith("interrupted;")
+    assert not re.search(r"Traceback|leaked|Error", errors), errors
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+    assert read_manifest(only_folder(tmp_path / "runs")).status == "interrupted"

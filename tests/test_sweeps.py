@@ -1,0 +1,254 @@
+"""Sweeps: every job in a process of its own, failures apart, runs once, launchers, and the W&B agent's way in."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
+
+import conf
+from harness.config import register_schema, to_dataclass
+from harness.errors import UserError
+from harness.store.manifest import read_manifest
+from harness.sweep import Outcome, claim, conclude, read_outcomes, write_outcome
+
+ROOT = Path(__file__).resolve().parents[1]
+GENEROUS_S = 400
+SCRIPTED = "engine.name=tests.scripted_engine:ScriptedEngine"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Where the sweep of this module keeps its runs."""
+    return tmp_path_factory.mktemp("sweeps")
+
+
+@pytest.fixture(scope="module")
+def sweep(byte_model, place) -> Callable[..., subprocess.CompletedProcess]:
+    """Start a sweep with the scripted engine and wait for its end."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            sweep_command(byte_model, place, *arguments),
+            cwd=ROOT,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=GENEROUS_S,
+            check=False,
+        )
+
+    return run
+
+
+def sweep_command(model: Path, place: Path, *arguments: str) -> list[str]:
+    fixed = [SCRIPTED, f"model.path={model}", f"results_dir={place / 'runs'}", "benchmark.tasks=[qasper,trec]"]
+    where = f"hydra.sweep.dir={place}/sweeps/${{now:%H%M%S-%f}}"
+    return [sys.executable, "-m", "harness", "-m", *arguments, *fixed, where]
+
+
+def latest_outcomes(place: Path) -> list[tuple[str, str]]:
+    folder = max((place / "sweeps").iterdir(), key=lambda path: path.name)
+    return [(outcome.status, outcome.note) for outcome in read_outcomes(folder).values()]
+
+
+POLICIES = ("policy=full,paged_eviction", "policy.budget=100,256,512")
+SAME_AS_FIRST = ("skipped", "the same run as job 0")
+NOT_A_MULTIPLE = ("failed", "policy.budget=100 is not a multiple of engine.block_size=32. Use 96 or 128.")
+
+
+@pytest.mark.slow
+def test_jobs_fail_apart_run_once_and_are_skipped_when_finished(sweep, place):
+    first = sweep(*POLICIES, "tracker=wandb_offline", SCRIPTED_KILLED_BUDGET="256")
+    assert first.returncode == 1
+    killed = ("failed", "the run was killed by SIGKILL")
+    ok = ("ok", "")
+    assert latest_outcomes(place) == [ok, SAME_AS_FIRST, SAME_AS_FIRST, NOT_A_MULTIPLE, killed, ok]
+    assert "6 jobs: 2 ok, 2 skipped, 2 failed. Sweep folder" in first.stdout
+    to_go_on = first.stdout.split("to go on, the same sweep again, or:\n")[1].splitlines()
+    assert [re.search(r"policy=\S+ policy.budget=\d+", line)[0] for line in to_go_on] == [
+        "policy=paged_eviction policy.budget=100",
+        "policy=paged_eviction policy.budget=256",
+    ]
+    assert "Traceback" not in first.stderr
+
+    second = sweep(*POLICIES, "tracker=wandb_offline")
+    assert second.returncode == 1
+    before = ("skipped", "finished before")
+    assert latest_outcomes(place) == [before, SAME_AS_FIRST, SAME_AS_FIRST, NOT_A_MULTIPLE, ok, before]
+    runs = list((place / "runs").iterdir())
+    assert len(runs) == 3
+    assert all(read_manifest(run).status == "finished" for run in runs)
+    for run in runs:
+        (reported,) = (run / "wandb").glob("offline-run-*")
+        assert reported.name.endswith(run.name)
+
+
+@pytest.mark.slow
+def test_jobs_of_a_launcher_plugin_run_apart_and_once(sweep, place):
+    done = sweep("policy=full,paged_eviction", "policy.budget=100,1024", "hydra/launcher=submitit_local")
+    assert latest_outcomes(place)[2] == NOT_A_MULTIPLE
+    assert sorted(status for status, _ in latest_outcomes(place)) == ["failed", "ok", "ok", "skipped"] or sorted(
+        latest_outcomes(place)
+    ) == sorted([NOT_A_MULTIPLE, ("skipped", "finished before"), ("ok", ""), ("skipped", "the same run as job 0")])
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "4 jobs: " in done.stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_the_whole_sweep(byte_model, tmp_path):
+    process = subprocess.Popen(
+        sweep_command(byte_model, tmp_path, "policy.budget=256,512"),
+        cwd=ROOT,
+        env=os.environ | {"SCRIPTED_DELAY_S": "60"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    give_up = time.monotonic() + GENEROUS_S
+    while not list((tmp_path / "runs").glob("*/predictions.jsonl")):
+        assert time.monotonic() < give_up
+        assert process.poll() is None
+        time.sleep(0.05)
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=GENEROUS_S)
+    assert process.returncode == 130
+    assert latest_outcomes(tmp_path) == [("interrupted", "")]
+    assert "1 jobs: 1 interrupted" in output
+    assert "Traceback" not in errors
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+
+
+def test_a_run_belongs_to_the_first_job_that_claims_it_also_when_that_job_is_queued_again(tmp_path):
+    assert claim(tmp_path / "0", "run") == "0"
+    assert claim(tmp_path / "1", "run") == "0"
+    assert claim(tmp_path / "0", "run") == "0"
+    assert claim(tmp_path / "1", "other") == "1"
+
+
+def test_the_conclusion_lists_every_job_in_order_and_what_is_left_to_do(tmp_path, capsys):
+    outcomes = {
+        2: Outcome("ok", "command 2", "run-2", 12.345),
+        10: Outcome("failed", "command 10", note="[bad] options"),
+        11: Outcome("interrupted", "command 11"),
+    }
+    for number, outcome in outcomes.items():
+        (tmp_path / str(number)).mkdir()
+        write_outcome(tmp_path / str(number), outcome)
+    (tmp_path / "12").mkdir()
+    assert conclude(tmp_path) is False
+    printed = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
+    assert [row[:3] for row in rows] == [
+        ["2", "ok", "12.35" if "12.35" in printed else "12.34"],
+        ["10", "failed", "-"],
+        ["11", "interrupted", "-"],
+        ["12", "failed", "-"],
+    ]
+    assert rows[1][4] == "[bad] options"
+    assert rows[3][4].startswith("its process ended without a word")
+    assert "4 jobs: 1 ok, 2 failed, 1 interrupted." in printed
+    assert printed.splitlines()[-2:] == ["  command 10", "  command 11"]
+
+
+def test_a_sweep_of_done_jobs_is_done(tmp_path, capsys):
+    for number, status in enumerate(("ok", "skipped")):
+        (tmp_path / str(number)).mkdir()
+        write_outcome(tmp_path / str(number), Outcome(status, "command"))
+    assert conclude(tmp_path) is True
+    assert "to go on" not in capsys.readouterr().out
+
+
+def composed(*overrides: str, **more: bool):
+    register_schema()
+    with initialize_config_module(version_base="1.3", config_module="conf"):
+        return compose("config", list(overrides), **more)
+
+
+def test_the_slurm_launcher_is_the_plugins_with_values_for_this_program():
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs hydra-submitit-launcher")
+    launcher = composed("hydra/launcher=slurm", "hydra.launcher.partition=gpu", return_hydra_config=True).hydra.launcher
+    assert launcher._target_.endswith("SlurmLauncher")
+    assert (launcher.partition, launcher.gpus_per_node, launcher.array_parallelism) == ("gpu", 1, 8)
+
+
+@pytest.mark.parametrize("backend", [None, "mp"])
+def test_the_executor_of_vllm_is_reachable(backend, monkeypatch):
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    value = "null" if backend is None else backend
+    config = to_dataclass(composed(f"engine.distributed_executor_backend={value}", "engine.tensor_parallel_size=2"))
+    from harness.engines import engine_shape
+
+    shape = engine_shape(config, "model")
+    assert (shape.distributed_executor_backend, shape.tensor_parallel_size) == (backend, 2)
+
+
+def test_an_executor_that_cannot_be_had_is_named(monkeypatch):
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"engine.distributed_executor_backend=ray needs the package ray"):
+        to_dataclass(composed("engine.distributed_executor_backend=ray"))
+    with pytest.raises(UserError, match=r"engine.distributed_executor_backend=slurm is unknown. Use mp or ray"):
+        to_dataclass(composed("engine.distributed_executor_backend=slurm"))
+
+
+def wandb_sweep() -> dict:
+    return yaml.safe_load((Path(conf.__file__).parent / "sweep" / "wandb.yml").read_text())
+
+
+def agent_arguments(values: dict[str, object]) -> list[str]:
+    """What the W&B agent puts in place of ${args_no_hyphens}."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+
+    assert "${args_no_hyphens}" in wandb_sweep()["command"]
+    return create_sweep_command_args({"args": {name: {"value": value} for name, value in values.items()}})[
+        "args_no_hyphens"
+    ]
+
+
+def test_every_run_of_the_shipped_wandb_sweep_composes(monkeypatch):
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    parameters = wandb_sweep()["parameters"]
+    fixed = {name: spec["value"] for name, spec in parameters.items() if "value" in spec}
+    for policy in parameters["policy"]["values"]:
+        for budget in parameters["policy.budget"]["values"]:
+            config = to_dataclass(composed(*agent_arguments(fixed | {"policy": policy, "policy.budget": budget})))
+            assert (config.policy.name, config.policy.budget) == (policy, budget)
+            assert (config.tracker.name, config.tracker.mode) == ("wandb", "online")
+
+
+def test_the_shipped_wandb_sweep_maximises_a_number_that_runs_report():
+    from harness.tracking.wandb import summary
+
+    metrics = {"tasks": [], "overall": {"score": 1.0}, "memory": {}, "speed": {}, "eviction": {}}
+    assert wandb_sweep()["metric"]["name"] in summary(metrics)
+    assert [part for part in wandb_sweep()["command"] if part.startswith("--")] == []
+
+
+def test_python_none_from_the_agent_is_refused_and_not_taken_for_a_value():
+    (argument,) = agent_arguments({"policy.budget": None})
+    with pytest.raises(HydraException):
+        composed(argument)
+
+
+def test_the_outcome_of_a_job_is_one_json_file(tmp_path):
+    write_outcome(tmp_path, Outcome("ok", "command", "run", 1.5))
+    assert json.loads((tmp_path / "outcome.json").read_text()) == {
+        "status": "ok",
+        "command": "command",
+        "run_id": "run",
+        "score": 1.5,
+        "note": "",
+    }
