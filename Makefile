@@ -9,12 +9,13 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c "$(IS_NEW_ENOUGH)" 2>/dev/null && echo $$p && break; done)
 EXTRA ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+RUNS ?= results/runs
 STAMP := $(VENV)/.setup-$(EXTRA)
 UV := $(shell command -v uv || echo $(BIN)/uv)
 CPU_TORCH := $(if $(PIP_FIND_LINKS),$(foreach place,$(PIP_FIND_LINKS),--find-links $(place)),--torch-backend cpu)
 OPTIONS_cpu := $(CPU_TORCH) --override .ci/cpu-overrides.txt
 
-.PHONY: help setup run test parity lint
+.PHONY: help setup run test parity report figures soak lint
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 	@echo "  ARGS=\"policy=full\" passes arguments to run, EXTRA=cpu|gpu chooses the build of vLLM, PYTHON= the interpreter"
@@ -41,6 +42,15 @@ test: setup ## all tests, the fast ones first
 
 parity: setup ## long comparison with published scores
 	$(BIN)/python -m pytest -m parity -rs --durations=5
+
+report: setup ## tables, figures and one HTML page from run folders, into results/report
+	$(BIN)/python -m harness.report $(RUNS) $(ARGS)
+
+figures: setup ## all figures from run folders alone, into results/report/figures
+	$(BIN)/python -m harness.report $(RUNS) --figures results/report/figures $(ARGS)
+
+soak: setup ## ten minutes of random load on every policy
+	$(BIN)/python -m tests.engine.soak $(ARGS)
 
 lint: setup ## ruff
 	$(BIN)/ruff check .

@@ -79,7 +79,7 @@ def test_numbers_of_table_metrics_and_csv_agree(start, capsys):
 def test_block_usage_has_a_row_a_step(start):
     rows = list(csv.DictReader((start() / "block_usage.csv").open()))
     assert len(rows) == NUM_SAMPLES
-    assert set(rows[0]) == {"session", "t_s", "blocks", "running"}
+    assert set(rows[0]) == {"session", "t_s", "blocks", "running", "prefilling"}
 
 
 def test_a_crashed_run_resumes_to_the_predictions_of_a_whole_one(start, tmp_path, monkeypatch, capsys):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.engine.compaction import Compactor
-from harness.store.retention import Phase, RetentionRecord, append_retention
+from harness.retention import Phase, RetentionRecord, append_retention
 
 
 class RetentionLog:

@@ -18,8 +18,8 @@ SIGNIFICANT = 0.05
 STAR = "*"
 MEANING = (
     "Difference: policy minus full cache on the same samples, in points; interval: 95 %, cluster bootstrap over "
-    "contexts; p: two-sided sign-flip test; neither with fewer than {min_contexts} contexts in a task; Holm: p adjusted over all "
-    f"tests of this table ({{num_tests}}); {STAR}: p (Holm) below {SIGNIFICANT}."
+    f"contexts; p: two-sided sign flips; neither with fewer than {MIN_CLUSTERS} contexts in a task; Holm: p adjusted "
+    f"over all tests of this table ({{num_tests}}); {STAR}: p (Holm) below {SIGNIFICANT}."
 )
 
 
@@ -89,7 +89,7 @@ def _table(group: Group, part: str, title: str, differences: Sequence[Difference
     return Table(
         name=f"difference-{group.name}-{part}",
         title=f"Difference to the full cache, {group.title}: {title}",
-        caption=f"{setting(group)} {MEANING.format(num_tests=num_tests, min_contexts=MIN_CLUSTERS)}",
+        caption=f"{setting(group)} {MEANING.format(num_tests=num_tests)}",
         columns=columns,
         rows=[_row(group, one) for one in differences],
         num_keys=len(keys),

@@ -13,7 +13,7 @@ from harness.report.prompts import Prompt, load_prompts
 from harness.report.retention import RetentionMap, read_maps
 from harness.report.runs import Group, Run
 from harness.store.predictions import Prediction
-from harness.store.retention import Phase
+from harness.retention import Phase
 
 MAX_PROMPT_CHARS = 4000
 MAX_MAPS_PER_TASK = 2

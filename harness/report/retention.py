@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.report.runs import Run
-from harness.store.retention import Phase, RetentionRecord, read_retention
+from harness.retention import Phase, RetentionRecord, read_retention
 
 PHASE_TITLES: dict[Phase, str] = {"prefill_end": "after the prompt", "end": "after the answer"}
 

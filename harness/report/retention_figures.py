@@ -15,7 +15,7 @@ from harness.report.charts import Skipped
 from harness.report.drawing import STYLE
 from harness.report.retention import PHASE_TITLES, RetentionMap, mean_shares, read_maps
 from harness.report.runs import Group, Run
-from harness.store.retention import Phase
+from harness.retention import Phase
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.generation import BlockUsageSample
 
 FILE_NAME = "block_usage.csv"
-COLUMNS = ("session", "t_s", "blocks", "running")
+COLUMNS = ("session", "t_s", "blocks", "running", "prefilling")
 
 
 def append_block_usage(folder: Path, session: int, usage: Iterable[BlockUsageSample]) -> None:
@@ -23,4 +23,4 @@ def append_block_usage(folder: Path, session: int, usage: Iterable[BlockUsageSam
         writer = csv.writer(file, lineterminator="\n")
         if file.tell() == 0:
             writer.writerow(COLUMNS)
-        writer.writerows((session, step.t_s, step.blocks, step.running) for step in usage)
+        writer.writerows((session, step.t_s, step.blocks, step.running, step.prefilling) for step in usage)

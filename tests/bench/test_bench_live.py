@@ -55,12 +55,13 @@ def test_a_pool_that_the_full_cache_overfills_preempts_it_and_not_paged_eviction
     assert [row["num_preemptions"] for row in rows["paged_eviction"]] == [0, 0]
 
 
-def test_paged_eviction_evicts_every_request_and_needs_fewer_blocks(result):
+def test_paged_eviction_evicts_from_every_request_and_needs_fewer_steps(result):
+    """More requests fit at once."""
     _, rows = result
     full, paged = rows["full"][0], rows["paged_eviction"][0]
     assert full["num_evictions"] == 0
     assert paged["num_evictions"] >= NUM_REQUESTS
-    assert paged["mean_blocks"] < full["mean_blocks"]
+    assert paged["num_steps"] < full["num_steps"]
     assert full["peak_blocks"] >= POOL - 2
     assert paged["peak_blocks"] <= POOL - 1
 

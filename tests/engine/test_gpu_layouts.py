@@ -103,7 +103,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(steps=steps, name=st.sampled_from(sorted(POLICIES)), place=st.sampled_from(["cpu", *LAYOUTS]))
 def test_any_sequence_of_evictions_leaves_what_plain_lists_say(steps, name, place):
     if place == "cpu":

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROUNDING = 1e-5  # float32; the kernel sums tile by tile
 
 pytest.importorskip("triton", reason="needs Triton (Linux)")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.report.retention import mean_shares, to_map
-from harness.store.retention import (
+from harness.retention import (
     FILE_NAME,
     RetentionRecord,
     append_retention,
