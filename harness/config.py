@@ -136,7 +136,12 @@ class TrackerConfig:
 
 @dataclass
 class HarnessConfig:
-    """One run."""
+    """One run.
+
+    Attributes:
+        overwrite: throw an existing run of this very configuration away and start anew.
+        record_retention: write down which prompt positions each layer kept of every sample (vLLM engine only).
+    """
 
     model: ModelConfig = MISSING
     policy: PolicyConfig = MISSING
@@ -145,6 +150,7 @@ class HarnessConfig:
     tracker: TrackerConfig = MISSING
     results_dir: str = MISSING
     overwrite: bool = False
+    record_retention: bool = False
 
 
 def register_schema() -> None:

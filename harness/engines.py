@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.config import EngineConfig, HarnessConfig
@@ -33,6 +34,8 @@ def check_policy(config: HarnessConfig) -> None:
     from policies import build_policy
 
     policy, block_size = config.policy, config.engine.block_size or 0
+    if config.record_retention and config.engine.name != VLLM:
+        raise UserError(f"record_retention=true is not for engine={config.engine.name}. Use engine=vllm or leave it out.")
     try:
         if config.engine.name == PEER:
             from harness.peer.presses import press_for
@@ -46,7 +49,7 @@ def check_policy(config: HarnessConfig) -> None:
         raise UserError(str(error)) from error
 
 
-def build_engine(config: HarnessConfig, model_path: str) -> Engine:
+def build_engine(config: HarnessConfig, model_path: str, folder: Path) -> Engine:
     """Load the model into the engine that `engine.name` names, one of those above or "module:Class" of another one.
 
     Another one is called with the configuration and the path. `prepare_engine` comes first.
@@ -54,6 +57,7 @@ def build_engine(config: HarnessConfig, model_path: str) -> Engine:
     Args:
         config: the whole configuration.
         model_path: local folder or hub id.
+        folder: the run folder, for what the engine itself records.
 
     Raises:
         UserError: unknown engine, or a setting that engine or policy refuses.
@@ -61,7 +65,7 @@ def build_engine(config: HarnessConfig, model_path: str) -> Engine:
     module, separator, attribute = config.engine.name.partition(":")
     try:
         if config.engine.name == VLLM:
-            return _build_vllm(config, model_path)
+            return _build_vllm(config, model_path, folder)
         if config.engine.name == REFERENCE:
             return _build_reference(config, model_path)
         if config.engine.name == PEER:
@@ -87,12 +91,18 @@ def engine_shape(config: HarnessConfig, model_path: str) -> "EngineShape":
     )
 
 
-def _build_vllm(config: HarnessConfig, model_path: str) -> Engine:
+def _build_vllm(config: HarnessConfig, model_path: str, folder: Path) -> Engine:
     from harness.engine.llm import VllmEngine
     from harness.engine.settings import EvictionSettings
 
     policy = config.policy
-    settings = EvictionSettings(policy.name, policy.budget, policy.options, reserve=config.engine.reserve)
+    settings = EvictionSettings(
+        policy.name,
+        policy.budget,
+        policy.options,
+        reserve=config.engine.reserve,
+        retention=str(folder.resolve()) if config.record_retention else None,
+    )
     return VllmEngine(engine_shape(config, model_path), settings)
 
 

@@ -227,7 +227,7 @@ def _answer_missing(config: HarnessConfig, rows: Sequence[Row], model_path: str,
             if prediction.score is None:
                 submit(pool, prediction)
         if missing:
-            with contextlib.closing(build_engine(config, model_path)) as engine:
+            with contextlib.closing(build_engine(config, model_path, folder)) as engine:
                 answer_rows(engine, missing, prompting, folder, pool, tally)
                 tally.engine = _record_stats(engine, folder)
         _fill_in_scores(folder, pool)

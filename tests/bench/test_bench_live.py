@@ -11,6 +11,7 @@ from harness.errors import UserError
 from tests.bench.scripted_server import composed_plan
 from tests.tiny_llama import save_tiny_llama
 
+pytestmark = pytest.mark.slow
 POOL = 20
 NUM_REQUESTS = 6
 

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def errors():
     result = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.interpreted_kernels"], cwd=ROOT, env=os.environ, capture_output=True,
-        text=True, timeout=300, check=False,
+        [sys.executable, "-m", "tests.gpu.interpreted_kernels"], cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])

@@ -55,7 +55,7 @@ def test_two_real_rows_follow_the_reference(folder, shape, tokenizer, name):
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     settings = EvictionSettings(name, budget=256)
-    requests = [next(requests_of(task, tokenizer, 1, num_new_tokens=40)) for task in ("qasper", "multi_news")]
+    requests = [next(requests_of(task, tokenizer, 1, num_new_tokens=40)) for task in ("qasper", "hotpotqa")]
     requests = [
         GenerationRequest(r.request_id, r.prompt_token_ids, r.max_new_tokens, ignore_eos=True) for r in requests
     ]

@@ -1,5 +1,7 @@
 """`engine=hf` and `engine=kvpress`: what they are built from, what they refuse, and a whole run on the reference."""
 
+from pathlib import Path
+
 import pytest
 from hydra import compose, initialize_config_module
 
@@ -62,9 +64,9 @@ def test_a_run_on_the_reference(configure, tiny_path, tmp_path, policy):
     assert prediction.final_resident_tokens == at_end[policy]
 
 
-def test_the_reference_gets_policy_block_size_and_dtype(configure, tiny_path):
+def test_the_reference_gets_policy_block_size_and_dtype(configure, tiny_path, tmp_path):
     config = configure("engine=hf", "policy=snapkv", "engine.block_size=64", "policy.options.window=16")
-    engine = build_engine(config, str(tiny_path))
+    engine = build_engine(config, str(tiny_path), tmp_path)
     assert isinstance(engine, ReferenceEngine)
     assert engine.stats().block_size == 64
     assert engine._policy == SnapKV(budget=512, block_size=64, window=16)
@@ -89,7 +91,7 @@ def test_the_reference_gets_policy_block_size_and_dtype(configure, tiny_path):
 )
 def test_the_peer_gets_press_and_budget(configure, monkeypatch, overrides, press, budget):
     monkeypatch.setattr("harness.peer.engine.KvpressEngine", Recorder)
-    engine = build_engine(configure("engine=kvpress", *overrides, "model.revision=v1"), "model")
+    engine = build_engine(configure("engine=kvpress", *overrides, "model.revision=v1"), "model", Path("run"))
     assert engine.arguments == ("model", press, budget, "float32", 32, "v1")
 
 
