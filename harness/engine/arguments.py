@@ -66,8 +66,8 @@ def eviction_arguments(shape: EngineShape, settings: EvictionSettings) -> dict[s
 def watches_attention(settings: EvictionSettings, block_size: int) -> bool:
     """True if the policy needs queries or attention.
 
-    Observers run beside the attention kernel. A full CUDA graph replays the kernel alone, so that they would see nothing
-    and no error would tell; piecewise graphs leave attention out.
+    Observers run beside the attention kernel. A full CUDA graph replays the kernel alone, so that they would see
+    nothing and no error would tell; piecewise graphs leave attention out.
     """
     return bool(settings.build_policy(block_size).signals & QUERY_SIGNALS)
 

@@ -88,7 +88,14 @@ class Observers:
     def view_fields(
         self, layer: int, rows: torch.Tensor, num_seen: torch.Tensor, num_queries: int
     ) -> dict[str, torch.Tensor]:
-        """What the observers add to a `View` of the requests in `rows`, int64 [N]; the mass lies beside the positions."""
+        """What the observers add to a `View`, but for the attention mass, which lies beside the positions.
+
+        Args:
+            layer: index of the layer.
+            rows: int64 [N], see `rows_of`.
+            num_seen: int64 [N].
+            num_queries: W of the window.
+        """
         fields = {}
         if self._window is not None:
             fields["window_queries"] = self._window.read(layer, rows, num_seen, num_queries)

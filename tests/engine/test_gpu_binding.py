@@ -19,9 +19,15 @@ from harness.engine.runner import EvictionRunning
 from harness.engine.settings import CONFIG_KEY, EvictionSettings
 from harness.engine.signals.batch import StepBatch
 from policies import build_policy
-from tests.gpu.caches import BLOCK, CPU, HEAD_SIZE, NUM_HEADS, NUM_LAYERS, allocate, spec_of
+from tests.gpu.caches import BLOCK, CPU, HEAD_SIZE, NUM_LAYERS, allocate, spec_of
 
-WATCHING = [("h2o", {}), ("snapkv", {"window": 8}), ("tova", {}), ("chunkkv", {"window": 8}), ("expected_attention", {})]
+WATCHING = [
+    ("h2o", {}),
+    ("snapkv", {"window": 8}),
+    ("tova", {}),
+    ("chunkkv", {"window": 8}),
+    ("expected_attention", {}),
+]
 UNWATCHED = ["paged_eviction", "streaming_llm", "random", "keydiff", "inverse_key_l2"]
 NUM_BLOCKS, NUM_ROWS, NUM_QUERY_HEADS = 8, 4, 4
 

@@ -13,17 +13,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from harness.engine.cpu import EvictionCPUModelRunner, EvictionCPUWorker  # before the CUDA classes, see there
-from harness.engine.cuda import EvictionGPUModelRunner, EvictionGPUWorker
+from harness.engine.cpu import CPUModelRunner, CPUWorker, EvictionCPUModelRunner, EvictionCPUWorker
+from harness.engine.cuda import EvictionGPUModelRunner, EvictionGPUWorker, GPUModelRunner, Worker
 from harness.engine.kv_cache import EvictingAttentionManager, EvictingAttentionSpec
 from harness.engine.layout import CpuLayout, InterleavedLayout
 from harness.engine.runner import EvictionRunning
 from harness.engine.scheduler import AsyncEvictionScheduler, EvictionScheduler, EvictionScheduling
 from harness.engine.worker import EvictionReporting
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # isort: skip
-from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # isort: skip
-from vllm.v1.worker.gpu_worker import Worker  # isort: skip
 
 RUNNERS = [(EvictionCPUModelRunner, CPUModelRunner), (EvictionGPUModelRunner, GPUModelRunner)]
 SCHEDULERS = [(EvictionScheduler, Scheduler), (AsyncEvictionScheduler, AsyncScheduler)]

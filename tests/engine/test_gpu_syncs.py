@@ -1,8 +1,8 @@
 """Nothing in a step waits for the device: neither the observers nor an eviction.
 
-Meta tensors stand for CUDA ones: they have no values, so whatever would have to wait for one raises. Copies from the host
-that block there are found by looking at every operation: a tensor made from a list on the device, a copy that is not
-`non_blocking`, or a host tensor used beside device tensors (which PyTorch copies on its own, pageable and blocking).
+Meta tensors stand for CUDA ones: they have no values, so whatever would have to wait for one raises. Copies from the
+host that block there are found by looking at every operation: a tensor made from a list on the device, a copy that is
+not `non_blocking`, or a host tensor used beside device tensors (which PyTorch copies on its own, blocking).
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class NoSync(TorchDispatchMode):
         if self.armed:
             self._check(func, args, kwargs, operands, outputs)
         if func._schema.name not in ("aten::detach_", "aten::lift_fresh"):  # how a tensor made from a list comes to be
-            self._made.update({t: True for t in outputs})
+            self._made.update(dict.fromkeys(outputs, True))
         return result
 
     def _check(self, func, args, kwargs, operands, outputs):

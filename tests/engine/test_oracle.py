@@ -86,9 +86,9 @@ def assert_near_tie(found: Found, expected: Decision, policy):
 def follows_reference(run, request, policy, model) -> bool:
     """Assert equality; False if the two sides parted at a near-tie, up to which all was equal."""
     trace = run_reference(model, policy, request.prompt_token_ids, request.max_new_tokens, ignore_eos=True)
-    result = run.results[request.request_id]
+    result, num_heads = run.results[request.request_id], len(trace.resident_positions[0])
     found = [
-        Found(d.phase, d.num_before, d.num_keep, d.kept if policy.per_head else [heads * 2 for heads in d.kept])
+        Found(d.phase, d.num_before, d.num_keep, d.kept if policy.per_head else [h * num_heads for h in d.kept])
         for d in run.decisions.get(request.request_id, [])
     ]
     expected = [Found(d.phase, d.num_resident_before, d.num_keep, d.kept) for d in trace.decisions]

@@ -34,7 +34,7 @@ def tokenizer(folder):
 @pytest.fixture(scope="module")
 def shape(folder):
     return EngineShape(
-        model=folder, dtype="float32", max_model_len=CONTEXT, block_size=BLOCK, kv_cache_gib=0.75,
+        model=folder, dtype="float32", max_model_len=CONTEXT + 64, block_size=BLOCK, kv_cache_gib=0.75,
         max_num_batched_tokens=2048,
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""Paged KV caches as vLLM allocates them for its CUDA and CPU backends, beside a model of their contents in plain lists.
+"""Paged KV caches as vLLM allocates them, and beside them what they should hold, in plain lists.
 
-Letters: L layers, N requests, H KV heads, T resident tokens, M tokens ever written, D head size.
+Letters: L layers, N requests, H KV heads, T resident tokens, B slots a block, D head size.
 """
 
 from collections.abc import Callable, Iterable
@@ -128,9 +128,7 @@ class World:
     def tokens(self, request: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Positions int64 [L, H, T], keys and values [L, H, T, D] that the lists say are resident."""
         positions = torch.tensor(self.held[request])
-        keys, values = self._tokens[request].gather(
-            3, positions[None, ..., None].expand(2, -1, -1, -1, HEAD_SIZE)
-        )
+        keys, values = self._tokens[request].gather(3, positions[None, ..., None].expand(2, -1, -1, -1, HEAD_SIZE))
         return positions, keys, values
 
     def evict(self, requests: Iterable[str], phase: Phase) -> None:

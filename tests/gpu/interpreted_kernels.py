@@ -1,31 +1,21 @@
 """Runs vLLM's own Triton kernels on CPU tensors, in Triton's interpreter, around an eviction.
 
-A process of its own, because Triton reads TRITON_INTERPRET=1 when it is imported. Prints JSON: for each memory layout the
-largest error of the attention output after an eviction, and the same error with the lengths before it.
+A process of its own, because Triton reads TRITON_INTERPRET=1 when it is imported. Prints JSON: for each memory layout
+the largest error of the attention output after an eviction, and the same error with the lengths before it.
 """
 
-import importlib
 import json
 
 import torch
-import triton
-import triton.language
-import vllm.triton_utils
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from policies import Phase, build_policy
+from tests.gpu import real_triton
 from tests.gpu.caches import BLOCK, HEAD_SIZE, NUM_HEADS, NUM_LAYERS, World, allocate, spec_of
 
 GROUP = 2
 SCALE = HEAD_SIZE**-0.5
 REQUESTS = {"a": 3 * BLOCK + 3, "b": BLOCK}
-HOPPER = (9, 0)
-
-# vLLM's CPU build replaces Triton by a placeholder; the kernels must see the real one, so they are imported last.
-vllm.triton_utils.triton, vllm.triton_utils.tl = triton, triton.language
-torch.cuda.get_device_capability = lambda device=None: HOPPER  # a launcher asks, to choose a tile size
-write_cache = importlib.import_module("vllm.v1.attention.ops.triton_reshape_and_cache_flash")
-attention = importlib.import_module("vllm.v1.attention.ops.triton_unified_attention")
 
 
 def write_with_triton(cache: torch.Tensor, slot: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -33,8 +23,10 @@ def write_with_triton(cache: torch.Tensor, slot: int, key: torch.Tensor, value: 
     key_cache, value_cache = cache.transpose(1, 2).split(HEAD_SIZE, dim=-1)
     one = torch.ones(1)
     slots = torch.tensor([slot, -1])  # the second token is padding, as in a CUDA graph
-    tokens = torch.stack([key, torch.full_like(key, torch.nan)]), torch.stack([value, torch.full_like(value, torch.nan)])
-    write_cache.triton_reshape_and_cache_flash(*tokens, key_cache, value_cache, slots, "auto", one, one)
+    keys, values = (torch.stack([token, torch.full_like(token, torch.nan)]) for token in (key, value))
+    real_triton.cache_write.triton_reshape_and_cache_flash(
+        keys, values, key_cache, value_cache, slots, "auto", one, one
+    )
 
 
 def attend_with_triton(world: World, layer: int, query: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -43,7 +35,7 @@ def attend_with_triton(world: World, layer: int, query: torch.Tensor, lengths: l
     width = max(len(table) for table in world.tables.values()) + 4  # wide enough for the lengths before the eviction
     table = torch.tensor([blocks + [0] * (width - len(blocks)) for blocks in world.tables.values()], dtype=torch.int32)
     out, ones = torch.empty_like(query), torch.ones(len(lengths), NUM_HEADS)
-    attention.unified_attention(
+    real_triton.attention.unified_attention(
         q=query, k=key_cache, v=value_cache, out=out, block_table=table, window_size=(-1, -1), causal=True, softcap=0,
         cu_seqlens_q=torch.arange(len(lengths) + 1, dtype=torch.int32), max_seqlen_q=1, softmax_scale=SCALE,
         seqused_k=torch.tensor(lengths, dtype=torch.int32), max_seqlen_k=max(lengths),
