@@ -37,8 +37,8 @@ run: setup ## the main job on the embedded model: paged eviction on longbench_mi
 	$(BIN)/python -m harness $(ARGS)
 
 test: setup ## all tests, the fast ones first
-	$(BIN)/python -m pytest -m "not slow and not parity" -rs --durations=15
-	$(BIN)/python -m pytest -m "slow and not parity" -rs --durations=15
+	$(BIN)/python -m pytest -m "not slow and not parity and not peer" -rs --durations=15
+	$(BIN)/python -m pytest -m "slow and not parity and not peer" -rs --durations=15
 
 parity: setup ## long comparison with published scores
 	$(BIN)/python -m pytest -m parity -rs --durations=5

@@ -79,7 +79,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _end_with_parent() -> None:
     """Kill the whole session when the parent is gone: its end of stdin is closed only then."""
     os.read(sys.stdin.fileno(), 1)
-    os.killpg(0, signal.SIGKILL)
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

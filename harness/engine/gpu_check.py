@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from harness.hardware import cuda_gpus, inference_device
@@ -66,7 +67,7 @@ def table_of(verdicts: list[Verdict], title: str) -> Table:
     table.columns[2].justify = "right"
     for verdict in verdicts:
         result = f"[{COLOURS[verdict.result]}]{verdict.result}[/]"
-        table.add_row(verdict.check, result, f"{verdict.seconds:.1f}", verdict.note)
+        table.add_row(escape(verdict.check), result, f"{verdict.seconds:.1f}", escape(verdict.note))
     return table
 
 

@@ -11,7 +11,7 @@ from harness.engine.signals.batch import Rows, StepBatch
 from harness.engine.signals.mass import AttentionMass
 from harness.engine.signals.moments import QueryMoments
 from harness.engine.signals.window import WindowQueries
-from policies import Policy, Signal
+from policies import Policy, Signal, Unit
 
 QUERY_SIGNALS = frozenset({Signal.WINDOW_QUERIES, Signal.ATTENTION_MASS, Signal.QUERY_MOMENTS})
 
@@ -42,7 +42,7 @@ class Observers:
             device: where the caches lie.
         """
         signals, num_layers = policy.signals, len(layouts)
-        self._query_window = policy.query_window
+        self._prompts_only = policy.decode_unit is Unit.NONE
         self._rows = Rows(num_rows)
         self._watching = False
         self.mass = AttentionMass(layouts, num_blocks, scale, device) if Signal.ATTENTION_MASS in signals else None
@@ -58,8 +58,13 @@ class Observers:
         )
 
     def begin_step(self, batch: StepBatch) -> None:
-        """Tell every observer who is in the batch. Before the first step nothing is watched."""
-        self._watching = True
+        """Tell every observer who is in the batch.
+
+        Nothing is watched before the first step, nor while all requests decode if the policy only evicts from prompts.
+        """
+        self._watching = any(batch.prefilling) or not self._prompts_only
+        if not self._watching:
+            return
         taken = [self._rows.take(request_id) for request_id in batch.request_ids]
         rows = [row for row, _ in taken]
         if self.mass is not None:

@@ -5,6 +5,8 @@ host that block there are found by looking at every operation: a tensor made fro
 not `non_blocking`, or a host tensor used beside device tensors (which PyTorch copies on its own, blocking).
 """
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -18,6 +20,7 @@ from harness.engine.layout import InterleavedLayout
 from harness.engine.observers import QUERY_SIGNALS, Observers
 from harness.engine.plan import Eviction
 from harness.engine.rotation import inverse_frequencies
+from harness.engine.signals import mass
 from harness.engine.signals.batch import StepBatch
 from policies import Phase, available_policies, build_policy
 
@@ -25,6 +28,7 @@ META = torch.device("meta")
 COPIES = {"aten::to", "aten::_to_copy", "aten::copy_"}
 NUM_LAYERS, NUM_BLOCKS, NUM_HEADS, GROUP, BLOCK, HEAD_SIZE = 3, 64, 2, 2, 16, 32
 NUM_BEFORE = 5 * BLOCK
+WIDE = 1000  # blocks of a row of the table, as many as the longest context needs
 OPTIONS = {"snapkv": {"window": 8}, "chunkkv": {"window": 8}, "lagkv": {"lag": 16}}
 VARIANTS = [
     *((name, {}) for name in sorted(available_policies()) if name != "full"),
@@ -69,6 +73,18 @@ class NoSync(TorchDispatchMode):
                 raise AssertionError(f"{func} moves a host tensor to the device and waits")
 
 
+class CountOperations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operations[func._schema.name.removeprefix("aten::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
 class Rotary(torch.nn.Module):
     """What the observers use of vLLM's rotary embedding."""
 
@@ -106,26 +122,31 @@ def build(name, options):
     return Engine(compactor, observers)
 
 
-def step(engine, lengths, num_new, *, prefilling):
-    """What the runner does around one forward pass of these requests."""
+def batch_of(lengths, num_new, *, prefilling):
+    """Requests with these resident lengths, of which `num_new` are new."""
     starts = [index * num_new for index in range(len(lengths) + 1)]
-    slots = torch.empty(starts[-1], dtype=torch.int64, device=META)
-    engine.compactor.positions.write(slots, slots)
-    if engine.observers is None:
-        return
-    batch = StepBatch(
+    return StepBatch(
         request_ids=[f"r{index}" for index in range(len(lengths))],
         starts=starts,
         num_seen=[length + 3 for length in lengths],
         num_resident=lengths,
         prefilling=[prefilling] * len(lengths),
-        block_table=torch.empty(len(lengths), max(lengths) // BLOCK + 1, dtype=torch.int64, device=META),
-        slot_mapping=slots,
+        block_table=torch.empty(len(lengths), WIDE, dtype=torch.int64, device=META),
+        slot_mapping=torch.empty(starts[-1], dtype=torch.int64, device=META),
     )
+
+
+def step(engine, lengths, num_new, *, prefilling):
+    """What the runner does around one forward pass of these requests."""
+    batch = batch_of(lengths, num_new, prefilling=prefilling)
+    engine.compactor.positions.write(batch.slot_mapping, batch.slot_mapping)
+    if engine.observers is None:
+        return
     engine.observers.begin_step(batch)
     for layer in range(NUM_LAYERS):
-        query = torch.empty(starts[-1] + 5, NUM_HEADS * GROUP, HEAD_SIZE, dtype=torch.bfloat16, device=META)
-        engine.observers.observe(layer, query)  # longer than the batch: padded to the size of a CUDA graph
+        num_padded = batch.starts[-1] + 5  # to the size of a CUDA graph
+        query = torch.empty(num_padded, NUM_HEADS * GROUP, HEAD_SIZE, dtype=torch.bfloat16, device=META)
+        engine.observers.observe(layer, query)
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
@@ -138,6 +159,40 @@ def test_no_step_and_no_eviction_waits_for_the_device(name, options):
             eviction = Eviction(phase, NUM_BEFORE, NUM_BEFORE - BLOCK, NUM_BEFORE + 3)
             engine.compactor.evict([Victim(f"r{index}", eviction, range(5)) for index in range(2)])
             step(engine, [NUM_BEFORE - BLOCK + 1, NUM_BEFORE - BLOCK + 1, 2 * BLOCK + 1], num_new=1, prefilling=False)
+
+
+@pytest.mark.parametrize("name", ["h2o", "tova"])
+def test_only_blocks_with_resident_tokens_are_read(monkeypatch, name):
+    read, reads = InterleavedLayout.read, []
+
+    def read_and_count(self, block_table, num_tokens):
+        reads.append((block_table.shape[1], math.ceil(num_tokens / BLOCK)))
+        return read(self, block_table, num_tokens)
+
+    monkeypatch.setattr(InterleavedLayout, "read", read_and_count)
+    engine = build(name, {})
+    step(engine, [NUM_BEFORE, 2 * BLOCK], num_new=1, prefilling=False)
+    engine.compactor.evict([Victim("r0", Eviction(Phase.DECODE, NUM_BEFORE, NUM_BEFORE - 1, NUM_BEFORE), range(5))])
+    assert reads
+    assert all(width == needed for width, needed in reads)
+
+
+@pytest.mark.parametrize("policy", ["snapkv", "expected_attention"])
+def test_decoding_costs_nothing_where_only_prompts_are_judged(policy):
+    engine = build(policy, {})
+    step(engine, [NUM_BEFORE], num_new=BLOCK, prefilling=True)
+    with CountOperations() as count:
+        engine.observers.begin_step(batch_of([NUM_BEFORE + 1], 1, prefilling=False))
+        engine.observers.observe(0, torch.empty(1, NUM_HEADS * GROUP, HEAD_SIZE, dtype=torch.bfloat16, device=META))
+    assert count.operations == {"empty": 4}, "the batch and the query of this test"
+
+
+def test_sums_of_attention_do_not_depend_on_the_chunks_of_queries(monkeypatch):
+    queries, keys = torch.randn(2, 40, NUM_HEADS * GROUP, HEAD_SIZE), torch.randn(2, NUM_HEADS, 70, HEAD_SIZE)
+    whole = mass.column_sums(queries, keys, 0.2)
+    monkeypatch.setattr(mass, "MAX_LOGITS", 7 * 2 * NUM_HEADS * GROUP * 70)
+    assert torch.allclose(mass.column_sums(queries, keys, 0.2), whole, rtol=1e-5)
+    assert whole.sum().item() == pytest.approx(2 * 40 * NUM_HEADS * GROUP)
 
 
 BLOCKING = {
