@@ -15,6 +15,8 @@ UV := $(shell command -v uv || echo $(BIN)/uv)
 CPU_TORCH := $(if $(PIP_FIND_LINKS),$(foreach place,$(PIP_FIND_LINKS),--find-links $(place)),--torch-backend cpu)
 OPTIONS_cpu := $(CPU_TORCH) --override .ci/cpu-overrides.txt
 
+PARALLEL_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=10
+
 .PHONY: help setup run test parity report figures soak lint
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -36,9 +38,9 @@ $(STAMP): pyproject.toml .ci/cpu-overrides.txt
 run: setup ## the main job on the embedded model: paged eviction on longbench_mini
 	$(BIN)/python -m harness $(ARGS)
 
-test: setup ## all tests, the fast ones first
-	$(BIN)/python -m pytest -m "not slow and not parity and not peer" -rs --durations=15
-	$(BIN)/python -m pytest -m "slow and not parity and not peer" -rs --durations=15
+test: setup ## all tests, the fast ones first, two at a time
+	$(PARALLEL_TESTS) -m "not slow and not parity and not peer"
+	$(PARALLEL_TESTS) -m "slow and not parity and not peer"
 
 parity: setup ## long comparison with published scores
 	$(BIN)/python -m pytest -m parity -rs --durations=5

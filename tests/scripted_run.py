@@ -1,5 +1,7 @@
 """Configurations of runs on the scripted engine, for tests that start them in this process."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from hydra import compose, initialize_config_module
@@ -8,6 +10,7 @@ from harness.config import HarnessConfig, register_schema, to_dataclass
 from harness.store.predictions import Prediction, read_predictions
 
 COMMAND = "python -m harness"
+GENEROUS_S = 240  # for a machine that others use too
 
 
 def scripted_config(model: Path, results: Path, *overrides: str) -> HarnessConfig:
@@ -27,3 +30,11 @@ def only_folder(results: Path) -> Path:
 def by_id(folder: Path) -> dict[str, Prediction]:
     """The predictions of a run, whatever their order."""
     return {prediction.sample_id: prediction for prediction in read_predictions(folder)}
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until `condition` holds; fail if it never does."""
+    give_up = time.monotonic() + GENEROUS_S
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)

@@ -14,7 +14,7 @@ from harness.store.manifest import Manifest
 from harness.store.predictions import Prediction
 
 MAX_TEXT = 400
-ONLINE_TIMEOUT_S = 60
+ONLINE_TIMEOUT_S = 30
 SAMPLE_COLUMNS = (
     "sample_id",
     "task",
