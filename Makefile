@@ -17,9 +17,9 @@ OPTIONS_cpu := $(CPU_TORCH) --override .ci/cpu-overrides.txt
 
 PARALLEL_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=10
 
-.PHONY: help setup run test parity report figures soak lint
+.PHONY: help setup run test parity report figures bench gpu-check soak lint
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 	@echo "  ARGS=\"policy=full\" passes arguments to run, EXTRA=cpu|gpu chooses the build of vLLM, PYTHON= the interpreter"
 
 setup: $(STAMP) ## .venv with everything, and the embedded model; quick the second time
@@ -50,6 +50,12 @@ report: setup ## tables, figures and one HTML page from run folders, into result
 
 figures: setup ## all figures from run folders alone, into results/report/figures
 	$(BIN)/python -m harness.report $(RUNS) --figures results/report/figures $(ARGS)
+
+bench: setup ## paged eviction against full cache under load, interleaved, on the embedded model
+	$(BIN)/python -m harness.bench preset=cpu_throughput $(ARGS)
+
+gpu-check: setup ## the plugin on a CUDA device, as a table of verdicts
+	$(BIN)/python -m harness.engine.gpu_check
 
 soak: setup ## ten minutes of random load on every policy
 	$(BIN)/python -m tests.engine.soak $(ARGS)

@@ -35,7 +35,9 @@ def check_policy(config: HarnessConfig) -> None:
 
     policy, block_size = config.policy, config.engine.block_size or 0
     if config.record_retention and config.engine.name != VLLM:
-        raise UserError(f"record_retention=true is not for engine={config.engine.name}. Use engine=vllm or leave it out.")
+        raise UserError(
+            f"record_retention=true is not for engine={config.engine.name}. Use engine=vllm or leave it out."
+        )
     try:
         if config.engine.name == PEER:
             from harness.peer.presses import press_for

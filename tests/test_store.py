@@ -264,4 +264,6 @@ def test_clearing_a_run_keeps_only_the_lock(tmp_path):
 def test_block_usage_of_two_sessions_stands_under_one_header(tmp_path):
     append_block_usage(tmp_path, 1, [BlockUsageSample(0.0, 3, 1)])
     append_block_usage(tmp_path, 2, [BlockUsageSample(0.5, 4, 2)])
-    assert (tmp_path / "block_usage.csv").read_text() == "session,t_s,blocks,running,prefilling\n1,0.0,3,1,0\n2,0.5,4,2,0\n"
+    assert (
+        tmp_path / "block_usage.csv"
+    ).read_text() == "session,t_s,blocks,running,prefilling\n1,0.0,3,1,0\n2,0.5,4,2,0\n"

@@ -12,8 +12,8 @@ from harness.report.html_tables import without
 from harness.report.prompts import Prompt, load_prompts
 from harness.report.retention import RetentionMap, read_maps
 from harness.report.runs import Group, Run
-from harness.store.predictions import Prediction
 from harness.retention import Phase
+from harness.store.predictions import Prediction
 
 MAX_PROMPT_CHARS = 4000
 MAX_MAPS_PER_TASK = 2

@@ -46,7 +46,9 @@ def archive_tar(path, members):
 
 
 @pytest.mark.parametrize(
-    ("name", "make"), [("d.zip", archive_zip), ("d.tar", archive_tar), ("d.tar.gz", archive_tar)], ids=str
+    ("name", "make"),
+    [("d.zip", archive_zip), ("d.tar", archive_tar), ("d.tar.gz", archive_tar)],
+    ids=("zip", "tar", "tar.gz"),
 )
 def test_an_archive_loads_like_a_folder(tmp_path, name, make):
     content = jsonl(record(), record(_id="a2"), end="\r\n")

@@ -12,10 +12,10 @@ from harness.longbench.data import Row, content_hash
 from harness.longbench.mini import generate
 from harness.longbench.prompts import render
 from harness.longbench.tasks import TASKS
+from harness.retention import RetentionRecord, append_retention
 from harness.store.block_usage import append_block_usage
 from harness.store.manifest import Manifest, Session, write_manifest
 from harness.store.predictions import Prediction, append_prediction, open_for_append
-from harness.retention import RetentionRecord, append_retention
 
 NUM_LAYERS, NUM_KV_HEADS, BLOCK_SIZE = 4, 2, 32
 BYTES_PER_BLOCK = 1024**2 // 4
