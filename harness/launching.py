@@ -31,6 +31,7 @@ from harness.sweep import Outcome, write_outcome
 PROGRAM = "python -m harness"
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+QUIET_TRACKER = "ignore:resource_tracker:UserWarning"  # it cleans up after killed processes, and need not say so
 STOP_S = 20.0
 LINGER_S = 5.0
 
@@ -96,7 +97,13 @@ def run_apart(job: Job) -> int:
     Raises:
         KeyboardInterrupt: this process was told to stop; the run was stopped before.
     """
-    process = subprocess.Popen([sys.executable, "-m", "harness.job"], stdin=subprocess.PIPE, start_new_session=True)
+    warnings = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), QUIET_TRACKER)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness.job"],
+        stdin=subprocess.PIPE,
+        env=os.environ | {"PYTHONWARNINGS": warnings},
+        start_new_session=True,
+    )
     try:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(pickle.dumps(job))

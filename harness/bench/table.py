@@ -48,10 +48,10 @@ def _latency(summary: Summary) -> dict[str, str]:
         "p99": _middle(summary.spread("ttft_p99"), 2),
         "TPOT ms p50": _middle(summary.spread("tpot_p50"), 1, 1000),
         "p99 ": _middle(summary.spread("tpot_p99"), 1, 1000),
-        "between tokens ms p50": _middle(summary.spread("itl_p50"), 1, 1000),
+        "ITL ms p50": _middle(summary.spread("itl_p50"), 1, 1000),
         "p90": _middle(summary.spread("itl_p90"), 1, 1000),
         " p99": _middle(summary.spread("itl_p99"), 1, 1000),
-        "whole s p50": _middle(summary.spread("e2e_p50"), 1),
+        "e2e s p50": _middle(summary.spread("e2e_p50"), 1),
     }
 
 
