@@ -23,6 +23,7 @@ class PagedEviction(Policy):
     Attributes:
         decode_scope: "layer", or "global" for one choice by the layer-averaged score, as in the authors' vLLM fork.
         protect_first, protect_last: 0 is the paper; both published code bases protect the first and the last page.
+            Attention sinks have small values, so the score alone drops them, and a small model's text falls apart.
         eps: added to the key norm.
     """
 
