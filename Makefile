@@ -17,7 +17,7 @@ OPTIONS_cpu := $(CPU_TORCH) --override .ci/cpu-overrides.txt
 
 PARALLEL_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=10
 
-.PHONY: help setup run test parity report figures bench gpu-check soak lint
+.PHONY: help setup run test parity report figures bench gpu-check setup-kvpress peer-check soak lint
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 	@echo "  ARGS=\"policy=full\" passes arguments to run, EXTRA=cpu|gpu chooses the build of vLLM, PYTHON= the interpreter"
@@ -34,6 +34,20 @@ $(STAMP): pyproject.toml .ci/cpu-overrides.txt
 	"$(UV)" pip install --python $(BIN)/python $(OPTIONS_$(EXTRA)) -e ".[$(EXTRA),dev]"
 	$(BIN)/python -m harness.models
 	@touch $@
+
+PEER := .venv-kvpress
+PEER_STAMP := $(PEER)/.setup-$(EXTRA)
+PEER_PACKAGES := kvpress==0.5.5 transformers==5.2.0 torch==2.13.0
+
+setup-kvpress: $(PEER_STAMP) ## .venv-kvpress, where engine=kvpress runs: kvpress needs an older transformers than vLLM
+
+$(PEER_STAMP): | $(STAMP)
+	@[[ -x $(PEER)/bin/python ]] || "$(UV)" venv --python $(BIN)/python $(PEER)
+	"$(UV)" pip install --python $(PEER)/bin/python $(if $(filter cpu,$(EXTRA)),$(CPU_TORCH)) $(PEER_PACKAGES)
+	@touch $@
+
+peer-check: setup setup-kvpress ## kept positions against those of kvpress, a few minutes
+	$(BIN)/python -m pytest -m peer tests/peer -rs --durations=5
 
 run: setup ## the main job on the embedded model: paged eviction on longbench_mini
 	$(BIN)/python -m harness $(ARGS)

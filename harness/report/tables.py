@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from harness.config import ENGINES_WITHOUT_POOL
 from harness.store.manifest import Manifest, write_atomically
 
 MIB = 1024**2
@@ -38,6 +39,7 @@ def write_summary_csv(path: Path, manifest: Manifest, metrics: dict[str, Any]) -
         "run_id": manifest.run_id,
         "status": manifest.status,
         "model": config["model"]["name"],
+        "engine": config["engine"]["name"],
         "policy": config["policy"]["name"],
         "budget": config["policy"]["budget"],
         "benchmark": config["benchmark"]["name"],
@@ -60,7 +62,7 @@ def print_run(manifest: Manifest, metrics: dict[str, Any]) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
     console.print(_score_table(manifest, metrics))
-    for line in (_memory_line(metrics), _speed_line(metrics), _eviction_line(metrics)):
+    for line in (_memory_line(manifest, metrics), _speed_line(metrics), _eviction_line(metrics)):
         console.print(line, soft_wrap=True)
 
 
@@ -69,7 +71,8 @@ def _score_table(manifest: Manifest, metrics: dict[str, Any]) -> Table:
     budget = config["policy"]["budget"]
     policy = config["policy"]["name"] + (f", budget {budget}" if budget else "")
     limit = "" if metrics["limit"] is None else f", limit {metrics['limit']}"
-    title = f"{policy} on {config['model']['name']}, {config['benchmark']['name']}{limit}"
+    engine = config["engine"]["name"]
+    title = f"{policy} on {config['model']['name']} ({engine}), {config['benchmark']['name']}{limit}"
     table = Table(title=title, title_justify="left", show_footer=True)
     overall = metrics["overall"]
     count = f"{overall['n']}/{overall['expected']}"
@@ -93,15 +96,17 @@ def _score_table(manifest: Manifest, metrics: dict[str, Any]) -> Table:
     return table
 
 
-def _memory_line(metrics: dict[str, Any]) -> str:
+def _memory_line(manifest: Manifest, metrics: dict[str, Any]) -> str:
     memory = metrics["memory"]
     if not memory:
         return "KV memory    not measured, the engine ended badly"
     at_end = _number(memory["mean_final_resident_tokens"], 0)
+    has_pool = manifest.config["engine"]["name"] not in ENGINES_WITHOUT_POOL
+    source = "" if has_pool else "; counted from resident lengths, not from a pool"
     return (
         f"KV memory    peak {memory['peak_kv_bytes'] / MIB:.1f} MiB ({memory['peak_blocks']} blocks of "
         f"{memory['block_size']} tokens), mean {memory['mean_kv_bytes'] / MIB:.1f} MiB; a request's resident tokens: "
-        f"at most {memory['peak_resident_tokens']}, at its end {at_end} on average"
+        f"at most {memory['peak_resident_tokens']}, at its end {at_end} on average{source}"
     )
 
 

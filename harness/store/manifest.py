@@ -17,7 +17,7 @@ from harness.hardware import describe, package_version
 SCHEMA_VERSION = 1
 FILE_NAME = "manifest.json"
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
-RESULT_CODE = ("policies", "harness/engine", "harness/longbench")
+RESULT_CODE = ("policies", "harness/engine", "harness/longbench", "harness/peer", "harness/reference")
 RECORDED_PACKAGES = (
     "kv-eviction-harness",
     "vllm",
