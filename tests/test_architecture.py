@@ -28,7 +28,7 @@ FORBIDDEN = [
 HEAVY = {"torch", "vllm", "wandb", "transformers", "pandas", "datasets", "matplotlib"}
 START_UP = ("__main__", "config", "errors", "hardware")
 FOREIGN_PLACES = re.compile(
-    r"/work/(?!\.\.\.)|/opt/[a-z]|/root/|(?:pypi|pythonhosted|download\.pytorch|anaconda)\.(?:org|com)|files\.pythonhosted"
+    r"(?<![\w./])/(?:root|home|opt|work)/(?!\.\.\.)|https?://\S*(?:/simple\b|/whl\b|\.whl\b|packages/)"
 )
 
 
