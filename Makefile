@@ -66,7 +66,7 @@ figures: setup ## all figures from run folders alone, into results/report/figure
 	$(BIN)/python -m harness.report $(RUNS) --figures results/report/figures $(ARGS)
 
 bench: setup ## paged eviction against full cache under load, interleaved, on the embedded model
-	$(BIN)/python -m harness.bench preset=cpu_throughput $(ARGS)
+	$(BIN)/python -m harness.bench preset=cpu_throughput overwrite=true $(ARGS)
 
 gpu-check: setup ## the plugin on a CUDA device, as a table of verdicts
 	$(BIN)/python -m harness.engine.gpu_check
