@@ -5,11 +5,12 @@ from typing import ClassVar, Literal
 
 import torch
 
-from policies.base import Policy, Unit, View, check_choice
+from policies.base import View, check_choice
+from policies.options import Granular
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamingLLM(Policy):
+class StreamingLLM(Granular):
     """Keep the first `protect_first` tokens (sinks) and the most recent ones up to the budget.
 
     Source: paper, section 3.2; 4 sinks as in the authors' code. Needs positions only, costs nothing.
@@ -25,26 +26,15 @@ class StreamingLLM(Policy):
     """
 
     name: ClassVar[str] = "streaming_llm"
+    per_head: ClassVar[bool] = False
 
     protect_first: int = 4
-    granularity: Literal["token", "block"] = "token"
     position_mode: Literal["original", "cache"] = "original"
 
     def __post_init__(self) -> None:
         """Check this policy's own options, then the common ones."""
-        check_choice("policy.options.granularity", self.granularity, ("token", "block"))
         check_choice("policy.options.position_mode", self.position_mode, ("original", "cache"))
         super().__post_init__()
-
-    @property
-    def prefill_unit(self) -> Unit:
-        """As `granularity` says."""
-        return Unit(self.granularity)
-
-    @property
-    def decode_unit(self) -> Unit:
-        """As `granularity` says."""
-        return Unit(self.granularity)
 
     @property
     def cache_positions(self) -> bool:
