@@ -18,6 +18,7 @@ from harness.hardware import cuda_gpus, inference_device
 CPU_BLOCK_MULTIPLE = 32
 GPU_BLOCK_MULTIPLE = 16
 CPU_KV_CACHE_GIB = 4.0
+BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 FULL_CACHE_POLICY = "full"
 ENGINES_WITHOUT_POOL = ("hf", "kvpress")
 KEYS_OF_ALL_ENGINES = ("name", "block_size")
@@ -170,6 +171,8 @@ def to_dataclass(config: DictConfig) -> HarnessConfig:
     harness = OmegaConf.to_object(config)
     if not isinstance(harness, HarnessConfig):
         raise TypeError(f"the configuration was composed without harness_schema: {type(harness).__name__}")
+    if harness.model.dtype not in BYTES_OF_DTYPE:
+        raise UserError(f"model.dtype={harness.model.dtype} is unknown. Use {', '.join(BYTES_OF_DTYPE)}.")
     _check_unused(harness.engine)
     harness.engine = _fill_engine(harness.engine)
     harness.policy = _fill_policy(harness.policy)

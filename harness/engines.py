@@ -5,10 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.config import EngineConfig, HarnessConfig
+from harness.config import BYTES_OF_DTYPE, EngineConfig, HarnessConfig, ModelConfig
 from harness.engine.environment import prepare_environment
 from harness.errors import UserError
 from harness.generation import Engine
+from harness.hardware import GIB, inference_device
 
 if TYPE_CHECKING:
     from harness.engine.arguments import EngineShape
@@ -84,13 +85,22 @@ def engine_shape(config: HarnessConfig, model_path: str) -> "EngineShape":
     from harness.engine.arguments import EngineShape
 
     model = config.model
+    own = {key: value for key, value in asdict(config.engine).items() if key not in OWN_KEYS}
     return EngineShape(
         model=model_path,
         dtype=model.dtype,
         max_model_len=model.max_model_len,
         revision=model.revision,
-        **{key: value for key, value in asdict(config.engine).items() if key not in OWN_KEYS},
+        **own | {"kv_cache_gib": _pool_gib(model, config.engine)},
     )
+
+
+def _pool_gib(model: ModelConfig, engine: EngineConfig) -> float | None:
+    """Size of the pool, also where blocks are counted: vLLM on CPU would then ask for most of the machine's memory."""
+    if engine.num_kv_blocks is None or inference_device() != "cpu":
+        return engine.kv_cache_gib
+    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * BYTES_OF_DTYPE[model.dtype]
+    return engine.num_kv_blocks * engine.block_size * per_token / GIB
 
 
 def _build_vllm(config: HarnessConfig, model_path: str, folder: Path) -> Engine:

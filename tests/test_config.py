@@ -75,6 +75,7 @@ def test_the_geometry_of_a_model_is_the_published_one(name, geometry):
         (["engine.block_size=16"], "engine.block_size=16 is not a positive multiple of 32, as vLLM needs on cpu."),
         (["engine.block_size=-32"], "engine.block_size=-32 is not a positive multiple of 32"),
         (["engine.max_num_seqs=0"], "engine.max_num_seqs=0 is not positive"),
+        (["model.dtype=float8"], "model.dtype=float8 is unknown. Use float32, bfloat16, float16."),
         (["engine.num_kv_blocks=9", "engine.kv_cache_gib=1"], "both set the size of the KV pool"),
         (
             ["model.dtype=???", "model.head_dim=???"],

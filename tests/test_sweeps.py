@@ -203,6 +203,17 @@ def test_the_executor_of_vllm_is_reachable(backend, monkeypatch):
     assert (shape.distributed_executor_backend, shape.tensor_parallel_size) == (backend, 2)
 
 
+@pytest.mark.parametrize(("device", "gib"), [("cpu", 64 * 32 * 2 * 30 * 3 * 64 * 4 / 2**30), ("cuda", None)])
+def test_a_pool_counted_in_blocks_has_their_size_on_cpu(device, gib, monkeypatch):
+    """Without a size vLLM's CPU worker claims most of the machine's memory, whatever the number of blocks."""
+    from harness.engines import engine_shape
+
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.engines.inference_device", lambda: device)
+    shape = engine_shape(to_dataclass(composed("engine.num_kv_blocks=64", "engine.block_size=32")), "model")
+    assert (shape.num_kv_blocks, shape.kv_cache_gib) == (64, gib)
+
+
 def test_an_executor_that_cannot_be_had_is_named(monkeypatch):
     monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
     monkeypatch.setattr("harness.config.find_spec", lambda name: None)

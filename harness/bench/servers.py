@@ -5,14 +5,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from harness.bench.config import Variant
-from harness.config import EngineConfig, ModelConfig
 from harness.engine.traffic import TimedRequest, TokenEvent
 from harness.engines import engine_shape
 from harness.errors import UserError
 from harness.generation import EngineStats
-from harness.hardware import GIB, inference_device
-
-BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Server(Protocol):
@@ -54,18 +50,6 @@ def _build(variant: Variant, model_path: str, load_format: str) -> Server:
     from harness.engine.settings import EvictionSettings
 
     config, policy = variant.config, variant.config.policy
-    shape = replace(
-        engine_shape(config, model_path),
-        load_format=load_format,
-        kv_cache_gib=_pool_gib(config.model, config.engine),
-    )
+    shape = replace(engine_shape(config, model_path), load_format=load_format)
     settings = EvictionSettings(policy.name, policy.budget, policy.options, reserve=config.engine.reserve)
     return VllmServer(shape, None if variant.is_stock else settings)
-
-
-def _pool_gib(model: ModelConfig, engine: EngineConfig) -> float | None:
-    """Size of the pool where blocks are counted. On CPU vLLM would otherwise ask for most of the machine's memory."""
-    if engine.num_kv_blocks is None or inference_device() != "cpu":
-        return engine.kv_cache_gib
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * BYTES_OF_DTYPE[model.dtype]
-    return engine.num_kv_blocks * engine.block_size * per_token / GIB
