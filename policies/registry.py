@@ -8,9 +8,9 @@ import difflib
 import importlib
 from dataclasses import fields
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from policies.base import Policy
+from policies.base import Policy, check_choice
 
 ENTRY_POINT_GROUP = "kv_eviction.policies"
 
@@ -30,19 +30,30 @@ BUILT_IN = {
 }
 
 
+KINDS = {
+    bool: ("true or false", bool),
+    int: ("a whole number", int),
+    float: ("a number", (int, float)),
+    str: ("text", str),
+}
+
+
 def available_policies() -> dict[str, str]:
     """Name -> "module:Class" of every policy that can be used here."""
-    third_party = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
-    return {**third_party, **BUILT_IN}
+    return {**_third_party(), **BUILT_IN}
 
 
 def policy_class(name: str) -> type[Policy]:
     """The class registered under `name`.
 
     Raises:
-        ValueError: unknown name; the message lists the known ones, the closest first.
+        ValueError: unknown name, the message lists the known ones, the closest first; or a name taken twice.
     """
     available = available_policies()
+    if name in BUILT_IN and name in (third_party := _third_party()):
+        raise ValueError(
+            f"policy.name={name} is built in, and {third_party[name]} is registered by it too. Rename that."
+        )
     if name not in available:
         close = difflib.get_close_matches(name, available, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
@@ -66,13 +77,15 @@ def build_policy(name: str, *, budget: int | None, block_size: int, options: dic
     cls = policy_class(name)
     options = dict(options or {})
     known = {field.name for field in fields(cls)} - {"budget", "block_size"}
-    for option in options:
+    hints = get_type_hints(cls)
+    for option, value in options.items():
         if option not in known:
             close = difflib.get_close_matches(option, known, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
             raise ValueError(
                 f"policy.options.{option} is not an option of policy={name}.{hint} Options: {', '.join(sorted(known))}."
             )
+        _check_type(f"policy.options.{option}", value, hints[option])
     if not cls.evicts:
         if budget is not None:
             raise ValueError(f"policy={name} never evicts, so policy.budget={budget} has no effect. Remove it.")
@@ -80,3 +93,17 @@ def build_policy(name: str, *, budget: int | None, block_size: int, options: dic
     elif budget is None:
         raise ValueError(f"policy={name} needs policy.budget, in tokens, a multiple of {block_size}.")
     return cls(budget=budget, block_size=block_size, **options)
+
+
+def _third_party() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _check_type(option: str, value: object, hint: object) -> None:
+    """Refuse what a class would take and misread: on a command line `no` is a text, and so true."""
+    if get_origin(hint) is Literal:
+        check_choice(option, value, get_args(hint))
+    elif hint in KINDS:
+        kind, types = KINDS[hint]
+        if not isinstance(value, types) or (isinstance(value, bool) and hint is not bool):
+            raise ValueError(f"{option}={'null' if value is None else value} is not {kind}.")

@@ -11,17 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from policy_views import num_tokens_to_evict_from, random_view, shuffled
 
 import policies
-from policies import Phase, Policy, Unit, View, build_policy
-from policies.registry import BUILT_IN, policy_class
+from policies import Phase, Policy, Unit, View, available_policies, build_policy
+from policies.registry import policy_class
 from policies.selection import reduce_heads, select
 
 BUDGET, BLOCK = 160, 16
-CONF = Path(__file__).parents[2] / "conf" / "policy"
-EVICTING = [name for name in BUILT_IN if policy_class(name).evicts]
+EVICTING = [name for name in available_policies() if policy_class(name).evicts]
 
 
 def variants():
@@ -246,6 +244,10 @@ INVALID = [
     ("lagkv", {"lag": 157}, r"lag=157 is too large for policy\.budget=160\. Use 156 or less"),
     ("lagkv", {"prefill": "chunked"}, r"policy=lagkv\. Use after"),
     ("paged_eviction", {"decode_scope": "head"}, r"decode_scope=head .*layer, global"),
+    ("h2o", {"value_weighted": "no"}, r"policy\.options\.value_weighted=no is not true or false"),
+    ("h2o", {"heavy_ratio": True}, r"heavy_ratio=True is not a number"),
+    ("paged_eviction", {"protect_first": None}, r"protect_first=null is not a whole number"),
+    ("paged_eviction", {"protect_first": 1.5}, r"protect_first=1\.5 is not a whole number"),
     ("tova", {"windw": 1}, r"policy\.options\.windw is not an option of policy=tova"),
 ]
 
@@ -265,25 +267,6 @@ def test_an_impossible_budget_is_refused(name):
     ]:
         with pytest.raises(ValueError, match=message):
             build_policy(name, budget=budget, block_size=BLOCK)
-
-
-@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("block_size", [16, 32])
-def test_each_yaml_builds_the_defaults_and_names_every_option(path, block_size):
-    conf = OmegaConf.to_container(OmegaConf.load(path))
-    policy = build_policy(conf["name"], budget=conf["budget"], block_size=block_size, options=conf["options"])
-    assert policy == build_policy(conf["name"], budget=conf["budget"], block_size=block_size)
-    assert conf["budget"] == (512 if policy.evicts else None)
-    own = {field.name for field in fields(policy)} - {field.name for field in fields(Policy)}
-    modes = {"prefill", "prefill_chunk"} if policy.evicts and len(policy.modes) > 1 else set()
-    assert own | modes <= conf["options"].keys()
-    lines = path.read_text().splitlines()
-    assert lines[0].startswith(f"# python -m harness policy={path.stem}")
-    assert len(lines) <= 15
-
-
-def test_each_policy_has_a_yaml_of_its_name():
-    assert {path.stem for path in CONF.glob("*.yaml")} == set(BUILT_IN)
 
 
 def test_policies_import_only_torch_and_the_standard_library():

@@ -92,7 +92,12 @@ def test_a_third_partys_options_are_checked_like_our_own(other_package):
 
 
 def test_another_package_cannot_replace_a_built_in_policy(other_package):
-    assert policy_class("full").__module__ == "policies.full"
+    with pytest.raises(ValueError, match=r"policy\.name=full is built in, and acme_eviction:KeepEven .* Rename that"):
+        policy_class("full")
+
+
+def test_a_whole_number_will_do_for_a_number():
+    assert build_policy("h2o", budget=64, block_size=16, options={"heavy_ratio": 1}).heavy_ratio == 1
 
 
 def test_a_third_partys_policy_is_gone_with_its_package():
