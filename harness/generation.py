@@ -67,7 +67,7 @@ class BlockUsageSample:
 
     Attributes:
         t_s: seconds after the first step.
-        running: requests in the step.
+        running: requests in the step; 0 where one has handed its blocks back after it.
         prefilling: those of them that read prompt tokens.
     """
 

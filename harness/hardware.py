@@ -17,14 +17,25 @@ GIB = 1024**3
 @cache
 def cuda_gpus() -> tuple[tuple[str, float], ...]:
     """(name, memory in GiB) of every CUDA GPU that this process may use."""
-    if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shutil.which("nvidia-smi") is None or visible in ("", "-1"):
         return ()
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits"]
     listing = subprocess.run(query, capture_output=True, text=True, check=False)
     if listing.returncode != 0:
         return ()
-    rows = (line.rsplit(",", 1) for line in listing.stdout.splitlines() if line.strip())
-    return tuple((name.strip(), round(float(mebibytes) / 1024, 1)) for name, mebibytes in rows)
+    gpus = [[field.strip() for field in line.split(",", 3)] for line in listing.stdout.splitlines() if line.strip()]
+    return tuple(
+        (name, round(float(mebibytes) / 1024, 1))
+        for index, uuid, mebibytes, name in gpus
+        if visible is None or _is_visible(index, uuid, visible)
+    )
+
+
+def _is_visible(index: str, uuid: str, visible: str) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES names a GPU, by number or by the head of its UUID; parts of GPUs (MIG) it may."""
+    entries = [entry.strip() for entry in visible.split(",")]
+    return any(entry == index or (entry and uuid.startswith(entry)) or entry.startswith("MIG") for entry in entries)
 
 
 @cache

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -14,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from harness.config import ModelConfig
 from harness.errors import UserError
@@ -42,13 +45,17 @@ def resolve_model(model: ModelConfig) -> str:
     """
     problems = _device_problems(model)
     if model.path is not None:
+        model = replace(model, path=os.path.expanduser(model.path))
         problems += _weight_problems(model.path, model.revision)
     if problems:
         raise UserError(
             f"model={model.name} cannot run here: {'; '.join(problems)}. "
             "Mend that, or use model=smollm2-135m, which runs on any CPU."
         )
-    return str(prepare_embedded_model()) if model.path is None else model.path
+    if model.path is None:
+        return str(prepare_embedded_model())
+    _warn_of_other_sizes(model, Path(model.path) / "config.json")
+    return model.path
 
 
 def cache_folder() -> Path:
@@ -168,11 +175,16 @@ def _weight_problems(path: str, revision: str | None) -> list[str]:
     if Path(path).is_dir():
         config = Path(path) / "config.json"
         return [] if config.exists() else [f"model.path={path} has no config.json, as a Hugging Face model has"]
-    if path.startswith(("/", ".", "~")):
-        return [f"model.path={path} is no folder"]
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return [f"model.path={path} is neither a folder nor the id of a model on the hub, as owner/name"]
     if _is_cached(path, revision):
         return []
-    from huggingface_hub import constants
 
     advice = (
         f"Fetch them on a machine with network (`hf download {path}`, after accepting the licence and `hf auth login`) "
@@ -181,9 +193,31 @@ def _weight_problems(path: str, revision: str | None) -> list[str]:
     where = f"weights of {path} not found: not in the cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:
         return [f"{where}, and HF_HUB_OFFLINE is set. {advice}"]
-    if not _is_reachable(constants.ENDPOINT):
+    if not getproxies() and not _is_reachable(constants.ENDPOINT):
         return [f"{where}, and the hub cannot be reached. {advice}"]
     return _access_problems(path)
+
+
+def _warn_of_other_sizes(model: ModelConfig, file: Path) -> None:
+    """Say so where a local model is not the one that the configuration describes: results would carry its name."""
+    if not file.exists():
+        return
+    whole = json.loads(file.read_text(encoding="utf-8"))
+    found = whole.get("text_config", whole)
+    heads = found.get("num_attention_heads")
+    sizes = {
+        "num_layers": found.get("num_hidden_layers"),
+        "num_query_heads": heads,
+        "num_kv_heads": found.get("num_key_value_heads", heads),
+        "head_dim": found.get("head_dim") or (found["hidden_size"] // heads if heads else None),
+    }
+    other = [f"model.{key}={size}" for key, size in sizes.items() if size not in (None, getattr(model, key))]
+    if other:
+        print(
+            f"warning: {file} is not of the sizes of model={model.name}, whose name the results will carry. "
+            f"Set model.name and {' '.join(other)}, or write a file for it in conf/model.",
+            file=sys.stderr,
+        )
 
 
 def _is_cached(repo: str, revision: str | None) -> bool:

@@ -91,10 +91,35 @@ def test_cached_weights_need_no_network(machine, monkeypatch):
     assert models.resolve_model(LLAMA) == LLAMA.path
 
 
-@pytest.mark.parametrize("path", ["./missing", "/missing", "~/missing"])
+@pytest.mark.parametrize("path", ["./missing", "/missing", "checkpoints/llama/8b"])
 def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(machine, path):
     machine(gpus=(GPU,), reachable=True)
-    assert f"model.path={path} is no folder" in refusal(replace(LLAMA, path=path))
+    assert f"model.path={path} is neither a folder nor the id of a model" in refusal(replace(LLAMA, path=path))
+
+
+def test_the_home_folder_is_understood(machine, weights, monkeypatch):
+    machine(gpus=(GPU,))
+    monkeypatch.setenv("HOME", weights)
+    assert models.resolve_model(replace(LLAMA, path="~")) == weights
+
+
+def test_a_proxy_takes_the_place_of_a_connection_of_our_own(machine, monkeypatch):
+    machine(gpus=(GPU,), reachable=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.invalid:3128")
+    monkeypatch.setattr(models, "_access_problems", lambda repo: [f"the hub was asked for {repo}"])
+    assert "the hub was asked for meta-llama" in refusal(LLAMA)
+
+
+@pytest.mark.parametrize(("layers", "words"), [(32, []), (16, ["model=llama3.1-8b", "model.num_layers=16"])])
+def test_a_model_of_other_sizes_than_its_name_says_is_noticed(machine, tmp_path, capsys, layers, words):
+    machine(gpus=(GPU,))
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    models.resolve_model(replace(LLAMA, path=str(tmp_path)))
+    warning = capsys.readouterr().err
+    assert bool(warning) == bool(words)
+    assert all(word in warning for word in words)
+    assert "num_kv_heads" not in warning
 
 
 def test_a_folder_without_config_is_refused(machine, tmp_path):

@@ -67,8 +67,8 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """See `harness.generation.Engine`; read from the scheduler's trace and from the workers."""
-        shape, steps = read_trace(self._trace)
-        last = steps[-1] if steps else None
+        shape, changes = read_trace(self._trace)
+        steps, last = [change for change in changes if change.running], changes[-1] if changes else None
         return EngineStats(
             block_size=shape.block_size,
             num_blocks=shape.num_blocks,
@@ -81,7 +81,7 @@ class VllmEngine:
             num_evicted_tokens=last.num_evicted_tokens if last else 0,
             num_preemptions=last.num_preemptions if last else 0,
             eviction_time_s=max(self.llm_engine.collective_rpc("eviction_seconds")),
-            block_usage=[BlockUsageSample(step.t_s, step.blocks, step.running, step.prefilling) for step in steps],
+            block_usage=[BlockUsageSample(step.t_s, step.blocks, step.running, step.prefilling) for step in changes],
         )
 
     def close(self) -> None:

@@ -185,7 +185,7 @@ class EvictionScheduling:
         )
         params, ec_params = super()._free_request(request, delay_free_blocks)
         self._manager.forget(request_id)
-        self._trace_pool(len(self.running), 0)
+        self._trace_pool(running=0, prefilling=0)
         if self._trace is not None:
             self._trace.flush()
         return {**(params or {}), CONFIG_KEY: asdict(record)}, ec_params

@@ -20,9 +20,10 @@ class PoolShape:
 
 @dataclass(frozen=True)
 class StepUsage:
-    """One engine step: seconds since the first step, blocks in use, running requests, and totals so far.
+    """One engine step: seconds since the first step, blocks in use, requests in the step, and totals so far.
 
-    `prefilling` of the running requests read prompt tokens in this step.
+    `prefilling` of the running requests read prompt tokens in this step. `running` is 0 where a finished request has
+    handed its blocks back: no step, but the pool changed.
     """
 
     t_s: float

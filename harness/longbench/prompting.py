@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 NEWLINE_STOP_TASK = "samsum"
+TEMPLATE_DATE = "26 Jul 2024"  # Llama 3.x templates write a date into the prompt: else, today's
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def _chat_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[in
     tokenizer adds a BOS to plain text and the template has none, it is put in front, as pred.py does.
     """
     whole = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, date_string=TEMPLATE_DATE
     )
     prompt = text.strip()
     first_char = whole.find(prompt)

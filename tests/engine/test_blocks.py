@@ -72,8 +72,12 @@ def test_blocks_equal_the_plan_after_each_step_and_all_return(engine, arrivals):
     assert finished == expected
     pool = scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+    stats = engine.stats()
     if engine.settings.reserve:
-        assert engine.stats().num_preemptions == 0
+        assert stats.num_preemptions == 0
+    if policy.evicts:
+        decoding = [change for change in stats.block_usage if change.running and not change.prefilling]
+        assert all(change.blocks <= change.running * (policy.budget // BLOCK + 1) for change in decoding)
 
 
 def preempting_requests():

@@ -86,6 +86,13 @@ def test_an_uncut_chat_prompt_has_the_ids_of_a_chat_server(template):
     assert build_sample(row, tokenizer, 4096, EOS).prompt_token_ids == expected
 
 
+def test_a_template_that_asks_for_the_date_gets_the_same_one_every_day():
+    dated = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    tokenizer = make_tokenizer(dated + "{{ date_string }}: {{ messages[0]['content'] }}")
+    sample = build_sample(make_row("qasper"), tokenizer, 4096, EOS)
+    assert tokenizer.decode(sample.prompt_token_ids).startswith(tokenizer.decode(tokenizer.encode("26 Jul 2024: ")))
+
+
 def test_template_and_prompt_tokenised_apart_give_the_same_ids():
     tokenizer = make_tokenizer(CHATML)
     row = make_row("multifieldqa_zh", context=ODD_TEXTS["chinese"])
