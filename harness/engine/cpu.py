@@ -1,11 +1,14 @@
 """Worker and runner for vLLM's CPU build. vLLM's CPU worker must be imported before its runner."""
 
+from collections.abc import Sequence
+
 import torch
 
 from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from harness.engine.layout import CpuLayout
+from harness.engine.refusals import refuse_cpu_kernels
 from harness.engine.runner import EvictionRunning
 from harness.engine.worker import EvictionReporting
 
@@ -14,6 +17,10 @@ class EvictionCPUModelRunner(EvictionRunning, CPUModelRunner):
     """CPU runner that evicts."""
 
     layout_class = CpuLayout
+
+    def _bind(self, layers: Sequence[torch.nn.Module]) -> None:
+        refuse_cpu_kernels(layers)
+        super()._bind(layers)
 
 
 class EvictionCPUWorker(EvictionReporting, CPUWorker):

@@ -60,6 +60,8 @@ def bytes_beside(policy: Policy, spec: FullAttentionSpec, num_query_heads: int, 
         Bytes a block, and bytes whatever the number of blocks.
     """
     per_slot = POSITION_BYTES * (spec.num_kv_heads if policy.per_head else 1)
+    if policy.scores_stay:
+        per_slot += SIGNAL_BYTES * (spec.num_kv_heads if policy.per_head else 1)
     if Signal.ATTENTION_MASS in policy.signals:
         per_slot += SIGNAL_BYTES * spec.num_kv_heads
     query, fixed = num_query_heads * spec.head_size, 0

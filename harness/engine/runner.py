@@ -11,13 +11,14 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed import get_tp_group
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 from harness.engine.compaction import Compactor, Victim
 from harness.engine.kv_cache import EvictingAttentionSpec
 from harness.engine.layout import CacheLayout
 from harness.engine.observers import QUERY_SIGNALS, Observers, watch
 from harness.engine.plan import StepPlan
+from harness.engine.refusals import refuse_layers, refuse_rotary
 from harness.engine.retention import RetentionLog
 from harness.engine.rotation import inverse_frequencies, rotary_of
 from harness.engine.settings import read_settings
@@ -57,17 +58,11 @@ class EvictionRunning(_Base):
         """
         policy = self.eviction_policy
         bound = policy.budget + policy.prefill_chunk if policy.evicts and policy.prefill == "chunked" else None
-        specs = {}
-        for name, spec in super().get_kv_cache_spec().items():
-            if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size:
-                raise ValueError(
-                    f"KV eviction supports full attention only; layer {name} has {type(spec).__name__}"
-                    f"(sliding_window={getattr(spec, 'sliding_window', None)}). Use a model without such layers."
-                )
-            specs[name] = EvictingAttentionSpec.from_full(spec, bound)
+        stock = super().get_kv_cache_spec()
+        refuse_layers(stock)
         if self.shared_kv_cache_layers:
             raise ValueError("KV eviction moves the tokens of every layer, and this model's layers share their caches")
-        return specs
+        return {name: EvictingAttentionSpec.from_full(spec, bound) for name, spec in stock.items()}
 
     def initialize_kv_cache(
         self,
@@ -106,12 +101,17 @@ class EvictionRunning(_Base):
             layouts,
             num_blocks=self.kv_cache_config.num_blocks,
             observers=self._observers,
-            inv_freq=inverse_frequencies(rotary_of(self.model)) if self.eviction_policy.cache_positions else None,
+            inv_freq=inverse_frequencies(self._rotary(layers)) if self.eviction_policy.cache_positions else None,
             average_over_ranks=_average_over_tensor_parallel_ranks,
             device=self.device,
         )
         if self._settings.retention is not None and get_tp_group().rank_in_group == 0:
             self._retention = RetentionLog(self._settings.retention, self.compactor, self.eviction_policy.block_size)
+
+    def _rotary(self, layers: Sequence[torch.nn.Module]) -> torch.nn.Module:
+        rotary = rotary_of(self.model)
+        refuse_rotary(rotary, layers[0].head_size)
+        return rotary
 
     def _watch(self, layers: Sequence[torch.nn.Module], layouts: Sequence[CacheLayout]) -> None:
         """Show the queries of every attention layer to the observers that the policy needs.
@@ -132,7 +132,7 @@ class EvictionRunning(_Base):
             num_blocks=self.kv_cache_config.num_blocks,
             num_rows=self.max_num_reqs,
             scale=layers[0].impl.scale,
-            rotary=rotary_of(self.model) if needs_rotary else None,
+            rotary=self._rotary(layers) if needs_rotary else None,
             device=self.device,
         )
         for index, layer in enumerate(layers):

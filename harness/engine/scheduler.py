@@ -16,6 +16,7 @@ from vllm.v1.request import Request
 from harness.engine.counters import CounterFile, Counters
 from harness.engine.kv_cache import EvictingAttentionManager
 from harness.engine.plan import Eviction, StepPlan
+from harness.engine.refusals import refuse_chunks
 from harness.engine.settings import CONFIG_KEY, read_settings
 from harness.engine.trace import PoolShape, StepUsage, TraceWriter
 from harness.generation import EvictionRecord
@@ -41,6 +42,7 @@ class EvictionScheduling:
             raise ValueError("KV eviction needs a model whose layers all use full attention with one KV geometry")
         self._manager: EvictingAttentionManager = managers[0]
         self._policy = settings.build_policy(self._manager.block_size)
+        refuse_chunks(self._policy, self.scheduler_config, self.vllm_config.model_config.is_multimodal_model)
         self._reserve = settings.reserve
         self._states: dict[str, _RequestState] = {}
         self._totals = EvictionRecord()
@@ -55,6 +57,8 @@ class EvictionScheduling:
     def add_request(self, request: Request) -> None:
         """As stock; from here on the request's peak is known."""
         super().add_request(request)
+        if request.request_id not in self.requests:
+            return
         self._states.setdefault(request.request_id, _RequestState())
         if self._reserve:
             self._manager.expect(request.request_id, self._peak_tokens(request, prefilled=False))
@@ -65,7 +69,8 @@ class EvictionScheduling:
         output = super().schedule(throttle_prefills)
         for request_id in output.preempted_req_ids or ():
             evictions.pop(request_id, None)
-            self._forget_progress(request_id)
+            if request_id in self._states:  # one that was reset (pause, sleep) may have been aborted since
+                self._forget_progress(request_id)
         evicted = self._manager.num_evicted
         scheduled = output.num_scheduled_tokens
         output.kv_eviction = StepPlan(

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness.engine.refusals import refuse_settings
 from policies import Policy, build_policy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 CONFIG_KEY = "kv_eviction"
-VLLM_VERSION = "0.32.0"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_settings(vllm_config: "VllmConfig") -> EvictionSettings:
             setting of the engine is not supported.
     """
     settings = parse_settings((vllm_config.additional_config or {}).get(CONFIG_KEY))
-    _refuse_unsupported(vllm_config)
+    refuse_settings(vllm_config, settings.reserve)
     return settings
 
 
@@ -71,35 +71,3 @@ def parse_settings(data: object) -> EvictionSettings:
     if unknown := ", ".join(sorted(set(data) - set(known))):
         raise ValueError(f'additional_config["{CONFIG_KEY}"] does not know {unknown}. It takes {", ".join(known)}.')
     return EvictionSettings(**data)
-
-
-def _refuse_unsupported(vllm_config: "VllmConfig") -> None:
-    """Raise ValueError naming the first setting that eviction cannot live with, and the remedy."""
-    import vllm
-
-    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
-    problems = {
-        f"vLLM {vllm.__version__} is installed, and the plugin hooks into the inside of {VLLM_VERSION}; install "
-        f"vllm=={VLLM_VERSION}": vllm.__version__ != VLLM_VERSION,
-        "prefix caching is on, but evicted blocks are rewritten in place; set enable_prefix_caching=False": (
-            cache.enable_prefix_caching
-        ),
-        "speculative decoding is on; remove speculative_config": vllm_config.speculative_config is not None,
-        "a KV connector is configured; remove kv_transfer_config": vllm_config.kv_transfer_config is not None,
-        f"kv_cache_dtype={cache.cache_dtype} is quantised; use kv_cache_dtype=auto": (
-            cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32")
-        ),
-        f"pipeline_parallel_size={parallel.pipeline_parallel_size}; use 1": parallel.pipeline_parallel_size > 1,
-        f"decode_context_parallel_size={parallel.decode_context_parallel_size}; use 1": (
-            parallel.decode_context_parallel_size > 1
-        ),
-        f"prefill_context_parallel_size={parallel.prefill_context_parallel_size}; use 1": (
-            parallel.prefill_context_parallel_size > 1
-        ),
-        f"data_parallel_size={parallel.data_parallel_size}; use 1, or one server each": parallel.data_parallel_size > 1,
-        "dual batch overlap splits the batch; remove enable_dbo": parallel.use_ubatching,
-        "model runner V2 is in use; set VLLM_USE_V2_MODEL_RUNNER=0": vllm_config.use_v2_model_runner,
-    }
-    for problem, present in problems.items():
-        if present:
-            raise ValueError(f"KV eviction cannot run: {problem}.")

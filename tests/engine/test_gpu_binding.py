@@ -172,7 +172,11 @@ def test_a_stock_server_gets_piecewise_graphs_where_attention_is_watched(tmp_pat
     assert arguments.compilation_config.cudagraph_mode is mode
 
 
-@pytest.mark.parametrize(("policy", "options"), [("random", {}), ("keydiff", {}), *WATCHING], ids=str)
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [("random", {}), ("keydiff", {}), ("paged_eviction", {}), ("inverse_key_l2", {}), *WATCHING],
+    ids=str,
+)
 def test_memory_beside_the_cache_is_what_is_allocated(policy, options):
     policy = build_policy(policy, budget=64, block_size=BLOCK, options=options)
     spec = spec_of(torch.float32)
@@ -188,6 +192,7 @@ def test_memory_beside_the_cache_is_what_is_allocated(policy, options):
     for layer in range(NUM_LAYERS):
         observers.observe(layer, torch.randn(20, NUM_QUERY_HEADS, HEAD_SIZE))
     held = [compactor.positions._pages]
+    held += [compactor._kept.values._pages] if compactor._kept else []
     held += [observers.mass.values._pages] if observers.mass else []
     held += observers._window._ring if observers._window else []
     held += [*observers._moments._sum, *observers._moments._outer] if observers._moments else []
