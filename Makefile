@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c "$(IS_NEW_ENOUGH)" 2>/dev/null && echo $$p && break; done)
-EXTRA ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+INSTALLED := $(patsubst $(VENV)/.setup-%,%,$(firstword $(wildcard $(VENV)/.setup-*)))
+EXTRA ?= $(or $(INSTALLED),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu))
 RUNS ?= results/runs
 STAMP := $(VENV)/.setup-$(EXTRA)
 UV := $(shell command -v uv || echo $(BIN)/uv)
