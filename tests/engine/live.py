@@ -122,8 +122,8 @@ def assert_blocks_match_lengths(scheduler: Scheduler, runner: CPUModelRunner, po
         assert len(blocks) == math.ceil(resident / policy.block_size)
         assert len(set(blocks)) == len(blocks)
         assert runner.requests[request.request_id].block_ids[0] == blocks
-        if policy.evicts and policy.decode_unit is not Unit.NONE and request.num_output_tokens > 1:
-            assert request.is_prefill_chunk or resident <= policy.budget + policy.block_size
+        if policy.evicts and policy.decode_unit is not Unit.NONE and scheduler._states[request.request_id].prefilled:
+            assert resident <= policy.budget + policy.block_size
         held += len(blocks)
     pool = scheduler.kv_cache_manager.block_pool
     assert held == pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
