@@ -13,8 +13,10 @@ from typing import Any
 from harness.errors import UserError
 from harness.longbench.aggregates import format_figure
 from harness.longbench.paired import Comparison, PairedTask, check_same_samples, compare_average, compare_tasks
-from harness.longbench.tasks import TASKS, get_task
+from harness.longbench.tasks import PUBLISHED, TASKS, get_task
 from harness.longbench.text_table import format_interval, format_table
+from harness.store.manifest import FILE_NAME as MANIFEST
+from harness.store.manifest import read_manifest
 from harness.store.predictions import FILE_NAME, Prediction, read_predictions
 
 
@@ -23,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m harness.compare", description="Compare two runs sample by sample (B - A)."
     )
-    parser.add_argument("run_a", type=Path, help=f"run folder with {FILE_NAME}, usually the full cache")
+    parser.add_argument("run_a", type=Path, help=f"run folder with {MANIFEST} and {FILE_NAME}, usually the full cache")
     parser.add_argument("run_b", type=Path, help="run folder to hold against it")
     parser.add_argument("--out", type=Path, help="also write the comparison to this CSV file")
     options = parser.parse_args(arguments)
@@ -53,8 +55,19 @@ def read_run(folder: Path) -> dict[str, Prediction]:
     return samples
 
 
+def read_expected(folder: Path) -> dict[str, int]:
+    """Return the rows that the whole of each task of a run has, in the benchmark that the run read.
+
+    Raises:
+        UserError: the folder has no manifest, or an unreadable one.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder} holds no {MANIFEST}. Give a run folder, one with {MANIFEST} and {FILE_NAME}.")
+    return read_manifest(folder).data["num_expected"]
+
+
 def pair_runs(run_a: Mapping[str, Prediction], run_b: Mapping[str, Prediction]) -> list[PairedTask]:
-    """Return the scores (0 to 100) of both runs by task, in LongBench's order.
+    """Return the scores (0 to 100) of both runs by task, LongBench's in its order, then own ones.
 
     Raises:
         UserError: the runs hold different samples, or different tasks or contexts under one id.
@@ -91,10 +104,13 @@ def _percents(samples: Iterable[Prediction]) -> list[float]:
 def _run(options: argparse.Namespace) -> None:
     tasks = pair_runs(read_run(options.run_a), read_run(options.run_b))
     lines = compare_tasks(tasks)
-    if len(tasks) > 1:
-        lines.append(compare_average(f"mean of {len(tasks)} tasks", tasks))
-    expected = {task.task: get_task(task.task).num_rows for task in tasks}
-    expected[lines[-1].name] = expected.get(lines[-1].name, sum(expected.values()))
+    of_task = read_expected(options.run_a)
+    expected = {task.task: of_task[task.task] for task in tasks}
+    averaged = [task for task in tasks if task.task in PUBLISHED] or tasks
+    if len(averaged) > 1:
+        mean = f"mean of {len(averaged)} tasks"
+        lines.append(compare_average(mean, averaged))
+        expected[mean] = sum(expected[task.task] for task in averaged)
     print(f"A: {options.run_a}\nB: {options.run_b}\n")
     print(format_table(_HEADER, [_cells(line, expected[line.name]) for line in lines]))
     _print_notes(lines, expected)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from harness.longbench.metrics import SampleScore
 from harness.longbench.scoring import TaskScore, task_score
 from harness.longbench.stats import average_draws, interval
-from harness.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, TASKS
+from harness.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, OWN, PUBLISHED
 
 OVERALL = "all tasks"
 ENGLISH = "English and code tasks"
@@ -52,12 +52,12 @@ def format_figure(score: float | None, n: int, expected: int) -> str:
 
 
 def averages(scores: Mapping[str, TaskScore]) -> list[Average]:
-    """Return the average of each category, of all tasks, and of all tasks that are not Chinese."""
-    expected = {name: task.num_rows for name, task in TASKS.items()}
+    """Return the averages of LongBench: of each category, of all tasks, and of all tasks that are not Chinese."""
+    expected = {name: task.num_rows for name, task in PUBLISHED.items()}
     return [
         *(_category_average(category, scores, expected) for category in CATEGORIES),
         average(OVERALL, scores, expected),
-        average(ENGLISH, scores, {name: rows for name, rows in expected.items() if TASKS[name].language != "zh"}),
+        average(ENGLISH, scores, {name: rows for name, rows in expected.items() if PUBLISHED[name].language != "zh"}),
     ]
 
 
@@ -71,6 +71,12 @@ def bucket_averages(buckets: Mapping[str, Mapping[str, TaskScore]]) -> list[Aver
         )
         for bucket in BUCKETS
     ]
+
+
+def overall_average(scores: Mapping[str, TaskScore], expected: Mapping[str, int]) -> Average:
+    """Return the average over those tasks of `expected` that are LongBench's; if none is, over the own tasks."""
+    published = {task: rows for task, rows in expected.items() if task in PUBLISHED}
+    return average(OVERALL, scores, published) if published else average(OWN, scores, expected)
 
 
 def average(name: str, scores: Mapping[str, TaskScore], expected: Mapping[str, int]) -> Average:
@@ -116,5 +122,5 @@ def bucket_scores(task_name: str, samples: Sequence[SampleScore], lengths: Seque
 
 def _category_average(category: str, scores: Mapping[str, TaskScore], expected: Mapping[str, int]) -> Average:
     return average(
-        category, scores, {name: rows for name, rows in expected.items() if TASKS[name].category == category}
+        category, scores, {name: rows for name, rows in expected.items() if PUBLISHED[name].category == category}
     )

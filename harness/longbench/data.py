@@ -47,7 +47,7 @@ class LoadReport:
 
     Attributes:
         num_rows: rows loaded.
-        num_expected: rows of the whole published task.
+        num_expected: rows of the whole task.
         skipped: "file:line: what is wrong" of every bad row left out.
         file: where the rows came from.
         sha256: SHA-256 (hex) of that file; of the rows themselves if they were generated.
@@ -66,7 +66,7 @@ class LoadReport:
 
     @property
     def is_full(self) -> bool:
-        """Whether this is the whole published task."""
+        """Whether this is the whole task."""
         return self.num_rows == self.num_expected and not self.skipped
 
 

@@ -2,6 +2,8 @@
 
 Source: THUDM/LongBench at 2e00731f (metrics.py, eval.py), as behaviour. Every metric takes the prediction and one
 answer and returns 0 to 1; a sample's score is the best over its answers.
+
+Another metric is a function like these and a row of `METRICS`; tasks choose it by its name there.
 """
 
 import re
@@ -14,7 +16,7 @@ from harness.errors import UserError
 from harness.longbench.edit_similarity import DEFAULT_EDIT_SIMILARITY, edit_percent
 from harness.longbench.rouge_l import rouge_l, rouge_l_chinese
 from harness.longbench.summary_rouge import summary_rouge
-from harness.longbench.tasks import get_task
+from harness.longbench.tasks import Task, get_task
 from harness.longbench.text import chinese_words, english_words, is_blank
 
 _NUMBER = re.compile(r"\d+")
@@ -49,16 +51,17 @@ def score_sample(
     """Score one prediction as LongBench does.
 
     Args:
-        task_name: one of LongBench's 21 tasks.
+        task_name: one of `harness.longbench.tasks.TASKS`.
         prediction: the whole generated text; it is cut to its first line here, where the task asks for it.
         answers: the accepted answers.
-        all_classes: the row's class names for trec and lsht, None (or an empty list) for all other tasks.
+        all_classes: the row's class names where the metric is "classification" (trec, lsht), else None (or empty).
         edit_similarity: back end of the code tasks, "difflib" or "levenshtein".
 
     Raises:
-        UserError: unknown task or back end, or a value of the wrong type or of another task.
+        UserError: unknown task, metric or back end, or a value of the wrong type or of another task.
     """
     task = get_task(task_name)
+    check_metric(task)
     _check_sample(task_name, task.metric, prediction, answers, all_classes)
     if task.first_line_only:
         prediction = prediction.lstrip("\n").split("\n")[0]
@@ -68,6 +71,12 @@ def score_sample(
         empty=is_blank(prediction),
         extra=summary_rouge(prediction, answers) if task.metric == "rouge" else {},
     )
+
+
+def check_metric(task: Task) -> None:
+    """Raise UserError if there is no metric of the name that the task gives."""
+    if task.metric not in METRICS:
+        raise UserError(f"metric {task.metric!r} of task {task.name} is unknown. Use one of {', '.join(METRICS)}.")
 
 
 def qa_f1(prediction: str, answer: str) -> float:
@@ -122,23 +131,25 @@ def code_similarity(prediction: str, answer: str, edit_similarity: str) -> float
     return edit_percent(code, answer, edit_similarity) / 100
 
 
-_METRICS: dict[str, Callable[[str, str], float]] = {
+METRICS: dict[str, Callable[..., float]] = {
     "qa_f1": qa_f1,
     "qa_f1_zh": qa_f1_chinese,
     "rouge": rouge_l,
     "rouge_zh": rouge_l_chinese,
+    "classification": classification,
     "count": count,
     "retrieval": retrieval,
     "retrieval_zh": retrieval_chinese,
+    "code_sim": code_similarity,
 }
 
 
 def _metric_function(metric: str, all_classes: list[str] | None, edit_similarity: str) -> Callable[[str, str], float]:
     if metric == "classification":
-        return partial(classification, all_classes=all_classes or ())
+        return partial(METRICS[metric], all_classes=all_classes or ())
     if metric == "code_sim":
-        return partial(code_similarity, edit_similarity=edit_similarity)
-    return _METRICS[metric]
+        return partial(METRICS[metric], edit_similarity=edit_similarity)
+    return METRICS[metric]
 
 
 def _word_f1(predicted: list[str], expected: list[str]) -> float:
@@ -170,7 +181,7 @@ def _check_sample(task_name: str, metric: str, prediction: object, answers: obje
         )
     if metric != "classification" and all_classes:
         raise UserError(
-            f"{task_name}: all_classes has {all_classes!r}, but only trec and lsht have classes. "
+            f"{task_name}: all_classes has {all_classes!r}, but only metric=classification has classes (trec, lsht). "
             "Is this a row of another task?"
         )
 

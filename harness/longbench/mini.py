@@ -8,10 +8,11 @@ Scores on these rows say that the machinery works and what eviction does to it; 
 from collections.abc import Callable
 from random import Random
 
+from harness.errors import UserError
 from harness.longbench import mini_chinese, mini_code, mini_english, mini_fewshot
 from harness.longbench.data import Row
 from harness.longbench.mini_text import Draft
-from harness.longbench.tasks import TASKS, get_task
+from harness.longbench.tasks import PUBLISHED, get_task
 
 DEPTHS = (0.5, 0.1, 0.9, 0.3, 0.7)
 CONTEXT_CHARS = (1600, 8000)
@@ -47,16 +48,20 @@ def generate(task: str, num_rows: int, seed: int) -> list[Row]:
     """Return the first `num_rows` rows of a task; a row depends on task, seed and its number only.
 
     Raises:
-        UserError: there is no such task.
+        UserError: there is no such task, or it is an own one.
     """
-    get_task(task)
+    if get_task(task).is_own:
+        raise UserError(
+            f"task {task} has no generated rows, only LongBench's tasks have. Use benchmark=longbench "
+            f"benchmark.path=DIR, where DIR holds {task}.jsonl."
+        )
     return [_generate_row(task, index, seed) for index in range(num_rows)]
 
 
 def _generate_row(task: str, index: int, seed: int) -> Row:
     rng = Random(f"longbench_mini/{task}/{seed}/{index}")
-    num_chars = {"zh": CONTEXT_CHARS_ZH, "code": CONTEXT_CHARS_CODE}.get(TASKS[task].language, CONTEXT_CHARS)
-    depth = DEPTHS[(index + list(TASKS).index(task)) % len(DEPTHS)]
+    num_chars = {"zh": CONTEXT_CHARS_ZH, "code": CONTEXT_CHARS_CODE}.get(PUBLISHED[task].language, CONTEXT_CHARS)
+    depth = DEPTHS[(index + list(PUBLISHED).index(task)) % len(DEPTHS)]
     draft = _GENERATORS[task](rng, rng.randint(*num_chars), depth)
     row_id = f"mini-{task}-{seed}-{index}"
     return Row(

@@ -30,7 +30,7 @@ class PredictionRow:
 
 
 def prediction_files(folder: Path) -> dict[str, Path]:
-    """Return the prediction files of a folder by task, in LongBench's order.
+    """Return the prediction files of a folder by task, LongBench's in its order, then own ones.
 
     Raises:
         UserError: no such folder, no `.jsonl` file in it, or one that is named after no task.
@@ -43,7 +43,7 @@ def prediction_files(folder: Path) -> dict[str, Path]:
     unknown = [path.name for stem, path in found.items() if stem not in TASKS]
     if unknown:
         raise UserError(
-            f"{folder}: {', '.join(unknown)} is named after no LongBench task. "
+            f"{folder}: {', '.join(unknown)} is named after no task. "
             f"Move it away or rename it; the tasks are {', '.join(TASKS)}."
         )
     return {task: found[task] for task in TASKS if task in found}

@@ -6,7 +6,7 @@ unpaired means (Miller 2024, arXiv 2411.00640, section 4.2).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from harness.longbench.stats import (
 )
 
 NUM_FLIPS = 10_000
+MAX_EXACT_CLUSTERS = 16
+FLIPS_PER_BYTE = 8
 SAME_SCORE = 1e-9
 MAX_NAMED_IDS = 10
 
@@ -51,6 +53,7 @@ class Comparison:
         difference: score_b - score_a.
         interval: 95 % bootstrap interval of the difference, None with fewer than 10 contexts.
         p_value: two-sided sign-flip test of "no difference", None with fewer than 10 contexts.
+        smallest_p: the least that the test can give with so many contexts, None without a p-value.
         p_holm: `p_value` adjusted for the number of tasks compared (Holm), None for averages and where it is None.
         share_worse, share_same, share_better: shares of samples (0 to 1) where B scores lower, equal, higher.
     """
@@ -62,6 +65,7 @@ class Comparison:
     difference: float
     interval: tuple[float, float] | None
     p_value: float | None
+    smallest_p: float | None
     p_holm: float | None
     share_worse: float
     share_same: float
@@ -82,25 +86,21 @@ def check_same_samples(ids_a: set[str], ids_b: set[str]) -> None:
         )
 
 
-def compare_tasks(tasks: Sequence[PairedTask]) -> list[Comparison]:
-    """Return one comparison per task, Holm-adjusted over all of them."""
-    p_values = {task.task: _p_value([task]) for task in tasks}
-    adjusted = holm({name: p for name, p in p_values.items() if p is not None})
-    return [
-        _comparison(
-            task.task,
-            [task],
-            _difference_interval([task]),
-            p_values[task.task],
-            adjusted.get(task.task),
-        )
-        for task in tasks
-    ]
+def compare_tasks(tasks: Sequence[PairedTask], num_flips: int = NUM_FLIPS) -> list[Comparison]:
+    """Return one comparison per task, Holm-adjusted over all of them.
+
+    Args:
+        tasks: what to compare.
+        num_flips: sign flips drawn for a task with more than 16 contexts; below, all there are are used.
+    """
+    lines = [_comparison(task.task, [task], num_flips) for task in tasks]
+    adjusted = holm({line.name: line.p_value for line in lines if line.p_value is not None})
+    return [replace(line, p_holm=adjusted.get(line.name)) for line in lines]
 
 
-def compare_average(name: str, tasks: Sequence[PairedTask]) -> Comparison:
+def compare_average(name: str, tasks: Sequence[PairedTask], num_flips: int = NUM_FLIPS) -> Comparison:
     """Return the comparison of the means of task means: intervals and test drawn task by task (stratified)."""
-    return _comparison(name, tasks, _difference_interval(tasks), _p_value(tasks), None)
+    return _comparison(name, tasks, num_flips)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -113,13 +113,8 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def _comparison(
-    name: str,
-    tasks: Sequence[PairedTask],
-    difference_interval: tuple[float, float] | None,
-    p_value: float | None,
-    p_holm: float | None,
-) -> Comparison:
+def _comparison(name: str, tasks: Sequence[PairedTask], num_flips: int) -> Comparison:
+    p_value, smallest_p = _p_value(tasks, num_flips) or (None, None)
     score_a = math.fsum(_mean(task.scores_a) for task in tasks) / len(tasks)
     score_b = math.fsum(_mean(task.scores_b) for task in tasks) / len(tasks)
     differences = np.array([difference for task in tasks for difference in task.differences])
@@ -129,9 +124,10 @@ def _comparison(
         score_a=score_a,
         score_b=score_b,
         difference=score_b - score_a,
-        interval=difference_interval,
+        interval=_difference_interval(tasks),
         p_value=p_value,
-        p_holm=p_holm,
+        smallest_p=smallest_p,
+        p_holm=None,
         share_worse=float(np.mean(differences < -SAME_SCORE)),
         share_same=float(np.mean(np.abs(differences) <= SAME_SCORE)),
         share_better=float(np.mean(differences > SAME_SCORE)),
@@ -142,17 +138,42 @@ def _difference_interval(tasks: Sequence[PairedTask]) -> tuple[float, float] | N
     return interval(average_draws([bootstrap_means(task.differences, task.clusters, task.task) for task in tasks]))
 
 
-def _p_value(tasks: Sequence[PairedTask]) -> float | None:
-    """Return the share of random sign flips whose mean difference is at least as large as the one seen."""
+def _p_value(tasks: Sequence[PairedTask], num_flips: int) -> tuple[float, float] | None:
+    """Return the share of sign flips with a mean difference at least as large as the one seen, and its least value.
+
+    With few clusters over all tasks every flip is looked at. Otherwise flips are drawn, and the one seen counts as one
+    of them (Phipson and Smyth 2010).
+    """
     totals = [cluster_totals(task.differences, task.clusters) for task in tasks]
     if min(len(sums) for sums, _ in totals) < MIN_CLUSTERS:
         return None
-    flipped = np.zeros(NUM_FLIPS)
-    for task, (sums, sizes) in zip(tasks, totals, strict=True):
-        signs = 2.0 * seeded_generator(task.task).integers(0, 2, size=(NUM_FLIPS, len(sums)), dtype=np.int8) - 1.0
-        flipped += signs @ sums / sizes.sum()
-    seen = abs(math.fsum(sums.sum() / sizes.sum() for sums, sizes in totals))
-    return float((1 + np.count_nonzero(np.abs(flipped) >= seen - SAME_SCORE)) / (1 + NUM_FLIPS))
+    shares = [sums / sizes.sum() for sums, sizes in totals]
+    together = np.concatenate(shares)
+    seen = abs(math.fsum(together)) - SAME_SCORE
+    least = 2.0 ** (1 - len(together))
+    if len(together) <= MAX_EXACT_CLUSTERS:
+        return float(np.mean(np.abs(_signed_sums(together)) >= seen)), least
+    flipped = np.zeros(num_flips)
+    for task, share in zip(tasks, shares, strict=True):
+        flipped += _drawn_sums(share, seeded_generator(task.task), num_flips)
+    return float((1 + np.count_nonzero(np.abs(flipped) >= seen)) / (1 + num_flips)), max(least, 1 / (1 + num_flips))
+
+
+def _signed_sums(values: np.ndarray) -> np.ndarray:
+    """Return the sums of `values` [n] under all 2^n choices of signs."""
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums - value, sums + value])
+    return sums
+
+
+def _drawn_sums(values: np.ndarray, generator: np.random.Generator, num_flips: int) -> np.ndarray:
+    """Return the sums of `values` [n] under `num_flips` random choices of signs; a byte chooses eight of them."""
+    parts = [values[start : start + FLIPS_PER_BYTE] for start in range(0, len(values), FLIPS_PER_BYTE)]
+    drawn = np.zeros(num_flips)
+    for part in parts:
+        drawn += _signed_sums(part)[generator.integers(0, 2 ** len(part), size=num_flips, dtype=np.uint8)]
+    return drawn
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -21,7 +21,6 @@ from harness.longbench.tasks import TASKS
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-NEWLINE_STOP_TASK = "samsum"
 TEMPLATE_DATE = "26 Jul 2024"  # Llama 3.x templates write a date into the prompt: else, today's
 
 
@@ -132,8 +131,7 @@ def build_sample(
             f"{max_model_len - limit + 2}."
         )
     prompt_token_ids = ids[:start] + middle_cut(ids[start:end], limit) + ids[end:]
-    stops_at_newline = row.task == NEWLINE_STOP_TASK
-    if stops_at_newline:
+    if task.stop_at_newline:
         stop_token_ids = (*stop_token_ids, tokenizer.encode("\n", add_special_tokens=False)[-1])
     return Sample(
         sample_id=f"{row.task}/{row.row_id}",
@@ -145,7 +143,7 @@ def build_sample(
         chat_template=chat_template,
         max_new_tokens=task.max_new_tokens,
         stop_token_ids=stop_token_ids,
-        min_new_tokens=1 if stops_at_newline else 0,
+        min_new_tokens=int(task.stop_at_newline),
         prompt_sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
 

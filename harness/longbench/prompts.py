@@ -1,7 +1,7 @@
-"""The official LongBench prompt templates, read from the installed package `lm-eval`.
+"""The prompt templates: an own task carries its own, LongBench's are read from the installed package `lm-eval`.
 
-No prompt is copied into this project: lm-eval carries the texts as data (one YAML file a task). Six of them lack
-white space the official texts have; `Task.prompt_fix` restores it, and a SHA-256 of the official text guards the lot.
+No LongBench prompt is copied into this project: lm-eval carries the texts as data (one YAML file a task). Six of them
+lack white space the official texts have; `Task.prompt_fix` restores it, and a SHA-256 of the official text guards it.
 """
 
 import functools
@@ -29,12 +29,14 @@ _DataLoader.add_multi_constructor("!", lambda _loader, _suffix, _node: None)
 
 @functools.cache
 def prompt_template(task_name: str) -> str:
-    """Return the official prompt template of a task, with `{context}` and `{input}` as placeholders.
+    """Return the prompt template of a task, with `{context}` and `{input}` as placeholders.
 
     Raises:
-        UserError: no such task; lm-eval is not installed; its text is not the official one.
+        UserError: no such task; for one of LongBench's, lm-eval is not installed or its text is not the official one.
     """
     task = get_task(task_name)
+    if task.prompt is not None:
+        return task.prompt
     template = _official_text(task, _lm_eval_text(_templates_folder() / f"{task.name}.yaml"))
     digest = hashlib.sha256(template.encode()).hexdigest()
     if not digest.startswith(task.prompt_sha256):
@@ -46,7 +48,7 @@ def prompt_template(task_name: str) -> str:
 
 
 def render(row: Row) -> str:
-    """Return the prompt of a row: what the official `template.format(**row)` returns, to the byte.
+    """Return the prompt of a row: what LongBench's `template.format(**row)` returns, to the byte.
 
     Braces inside the row's own text are left alone, because `str.format` does not look into the values.
 

@@ -29,7 +29,7 @@ class TaskScore:
         task: task name.
         score: mean of the sample scores, 0 to 100 with two decimals; None without a sample.
         n: samples scored.
-        expected: samples in the published set; the score is only the task's score if `n` equals it.
+        expected: samples in the whole set; the score is only the task's score if `n` equals it.
         num_empty: samples whose prediction is empty.
         ci_low, ci_high: 95 % bootstrap interval of the score, None with fewer than 10 independent samples.
         extra: means of the other measures by name, as `score`.
@@ -56,9 +56,9 @@ def task_score(
     """Return the score of a task from its sample scores.
 
     Args:
-        task_name: one of LongBench's 21 tasks.
+        task_name: one of `harness.longbench.tasks.TASKS`.
         samples: the scored samples, in any order.
-        expected: samples that a full set has; None: the task's published number.
+        expected: samples that a full set has; None: `num_rows` of the task.
         clusters: per sample, what it shares with others (its context's hash); None: nothing.
     """
     if expected is None:

@@ -6,7 +6,7 @@ from harness.engine.arguments import EngineShape
 from harness.engine.settings import EvictionSettings
 from harness.generation import GenerationRequest
 from harness.longbench.prompting import build_sample
-from harness.longbench.tasks import TASKS
+from harness.longbench.tasks import PUBLISHED
 from harness.models import load_tokenizer, prepare_embedded_model
 from harness.reference.generate import run_reference
 from policies import available_policies
@@ -79,9 +79,9 @@ def test_keep_everything_follows_hugging_face_on_a_real_row(folder, shape, token
 
 
 def test_two_real_rows_of_each_task_give_text(shape, tokenizer):
-    requests = [request for task in TASKS for request in requests_of(task, tokenizer, 2)]
+    requests = [request for task in PUBLISHED for request in requests_of(task, tokenizer, 2)]
     run = run_live(shape, EvictionSettings("full"), requests)
-    assert len(run.results) == len(requests) == 2 * len(TASKS)
+    assert len(run.results) == len(requests) == 2 * len(PUBLISHED)
     texts = {name: tokenizer.decode(result.token_ids) for name, result in run.results.items()}
     assert sum(not text.strip() for text in texts.values()) <= 2, texts
     degenerate = [name for name, result in run.results.items() if is_stuck(result.token_ids)]

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from harness.compare import main
+from harness.store.manifest import SCHEMA_VERSION, Manifest
 from harness.store.predictions import Prediction
+from tests.longbench.own_task import register
 
 
 def _line(sample_id, score, task="qasper", context="c") -> str:
@@ -17,10 +19,16 @@ def _line(sample_id, score, task="qasper", context="c") -> str:
     return json.dumps(fields) + "\n"
 
 
-def _run(folder, scores, task="qasper") -> str:
+def _run(folder, scores, task="qasper", expected=200) -> str:
+    """Add a task to a run; the fields of the manifest that a comparison does not read are null."""
     folder.mkdir(exist_ok=True)
     with (folder / "predictions.jsonl").open("a") as file:
         file.writelines(_line(f"{task}:{i}", score, task, f"{task}{i}") for i, score in enumerate(scores))
+    path = folder / "manifest.json"
+    earlier = json.loads(path.read_text())["data"]["num_expected"] if path.exists() else {}
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Manifest))
+    fields |= {"schema_version": SCHEMA_VERSION, "sessions": [], "data": {"num_expected": earlier | {task: expected}}}
+    path.write_text(json.dumps(fields))
     return str(folder)
 
 
@@ -33,13 +41,18 @@ def test_the_table_shows_both_scores_the_difference_and_its_certainty(tmp_path, 
     assert line[:6] == ["qasper", "50.00", "(200/200)", "42.50", "(200/200)", "-7.50"]
     assert line[-3:] == ["0.0001", "0.0001", "75%/25%/0%"]
     assert "warning" not in printed
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["evicted", "full", *["predictions.jsonl"] * 2]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "evicted",
+        "full",
+        *["manifest.json"] * 2,
+        *["predictions.jsonl"] * 2,
+    ]
 
 
 def test_the_average_is_over_tasks_and_partial_runs_are_said(tmp_path, capsys):
-    for task, score_b in (("qasper", 0.25), ("lcc", 0.75)):
-        run_a = _run(tmp_path / "a", [0.5] * 12, task)
-        run_b = _run(tmp_path / "b", [score_b] * 12, task)
+    for task, expected, score_b in (("qasper", 200, 0.25), ("lcc", 500, 0.75)):
+        run_a = _run(tmp_path / "a", [0.5] * 12, task, expected)
+        run_b = _run(tmp_path / "b", [score_b] * 12, task, expected)
     out = tmp_path / "comparison.csv"
     assert main([run_a, run_b, "--out", str(out)]) == 0
     with out.open(encoding="utf-8") as file:
@@ -51,6 +64,41 @@ def test_the_average_is_over_tasks_and_partial_runs_are_said(tmp_path, capsys):
     ]
     assert rows[2]["p_holm"] == ""
     assert "warning: qasper has 12 of 200 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("expected", [12, 224], ids=["generated rows", "LongBench-E"])
+def test_a_run_is_full_by_the_count_of_the_benchmark_it_read(tmp_path, capsys, expected):
+    run_a = _run(tmp_path / "a", [0.5] * expected, "qasper", expected)
+    run_b = _run(tmp_path / "b", [0.25] * expected, "qasper", expected)
+    assert main([run_a, run_b]) == 0
+    printed = capsys.readouterr().out
+    assert f"50.00 ({expected}/{expected})" in printed
+    assert "warning" not in printed
+
+
+@pytest.mark.parametrize(
+    ("others", "mean"),
+    [({"qasper": 200, "lcc": 500}, ["mean of 2 tasks"]), ({"qasper": 200}, []), ({}, [])],
+    ids=["two more", "one more", "alone"],
+)
+def test_an_own_task_has_its_line_and_is_left_out_of_the_mean(tmp_path, monkeypatch, others, mean):
+    register(tmp_path, monkeypatch)
+    for task, expected in (others | {"riddles": 1}).items():
+        run_a = _run(tmp_path / "a", [0.5], task, expected)
+        run_b = _run(tmp_path / "b", [0.5 if task in others else 1.0], task, expected)
+    assert main([run_a, run_b, "--out", str(tmp_path / "comparison.csv")]) == 0
+    with (tmp_path / "comparison.csv").open(encoding="utf-8") as file:
+        lines = {line["task"]: (float(line["difference"]), int(line["expected"])) for line in csv.DictReader(file)}
+    assert list(lines) == [*others, "riddles", *mean]
+    assert lines["riddles"] == (50.0, 1)
+    assert [lines[name] for name in mean] == [(0.0, 700) for _ in mean]
+
+
+def test_a_folder_without_a_manifest_is_no_run(tmp_path, capsys):
+    run = _run(tmp_path / "a", [0.5])
+    (tmp_path / "a" / "manifest.json").unlink()
+    assert main([run, run]) == 2
+    assert "holds no manifest.json. Give a run folder" in capsys.readouterr().err
 
 
 def test_fewer_than_ten_samples_give_no_interval_and_say_so(tmp_path, capsys):
@@ -83,7 +131,7 @@ def test_one_id_over_two_contexts_is_refused(tmp_path, capsys):
     [
         ([], "holds no finished sample"),
         ([_line("qasper:0", None)], "1 samples have no score, the first is qasper:0"),
-        ([_line("s", 0.5, task="squad")], "task 'squad' is not a LongBench task"),
+        ([_line("s", 0.5, task="squad")], "task 'squad' is unknown"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_refused_in_one_line(tmp_path, capsys, lines, message):

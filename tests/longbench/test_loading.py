@@ -11,7 +11,7 @@ import pytest
 from harness.errors import UserError
 from harness.longbench.data import content_hash
 from harness.longbench.loading import load_benchmark
-from harness.longbench.tasks import LONGBENCH_E_TASKS, TASKS
+from harness.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
 from tests.longbench.rows import REAL_ROWS, jsonl, load, needs_real_rows, record, write
 
 
@@ -123,10 +123,10 @@ def test_a_benchmark_comes_in_official_order_with_one_report_a_task():
     assert loaded == benchmark(path=str(REAL_ROWS), tasks=["trec", "lcc", "hotpotqa"], limit=2, source="hub")
 
 
-def test_no_named_task_means_all_of_them():
+def test_no_named_task_means_all_of_longbench():
     every = benchmark(source="mini", tasks=None, limit=1)
     only_e = benchmark(source="mini", tasks=None, limit=1, longbench_e=True)
-    assert tuple(every.reports) == tuple(TASKS)
+    assert tuple(every.reports) == tuple(PUBLISHED)
     assert tuple(only_e.reports) == LONGBENCH_E_TASKS
 
 

@@ -7,7 +7,7 @@ from harness.errors import UserError
 from harness.longbench.data import content_hash, parse_row
 from harness.longbench.mini import generate
 from harness.longbench.mini_text import insert_at_depth
-from harness.longbench.tasks import CODE, TASKS
+from harness.longbench.tasks import CODE, PUBLISHED
 
 NUM_ROWS = 12
 EVIDENCE_IN_INPUT = {"triviaqa", "samsum"}
@@ -26,7 +26,7 @@ ANSWER_IN_CONTEXT = {
 }
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_rows_pass_the_checks_of_published_rows(task):
     for row in generate(task, NUM_ROWS, 0):
         published = {
@@ -39,11 +39,11 @@ def test_rows_pass_the_checks_of_published_rows(task):
             "length": row.length,
             "language": row.language,
         }
-        loaded = parse_row(json.dumps(published).encode(), TASKS[task], "mini:1")
+        loaded = parse_row(json.dumps(published).encode(), PUBLISHED[task], "mini:1")
         assert content_hash([loaded]) == content_hash([row])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_a_row_depends_on_task_seed_and_number_only(task):
     rows = generate(task, NUM_ROWS, 0)
     assert generate(task, 3, 0) == rows[:3]
@@ -53,11 +53,11 @@ def test_a_row_depends_on_task_seed_and_number_only(task):
 
 
 def test_the_rows_of_seed_0_never_change():
-    rows = [row for task in TASKS for row in generate(task, 3, 0)]
+    rows = [row for task in PUBLISHED for row in generate(task, 3, 0)]
     assert content_hash(rows) == "b688948091bf31b85111c2baf44bafb7e2ff11967f299d44cca6e389a775b889"
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_the_evidence_lies_at_many_depths(task):
     depths = [row.depth for row in generate(task, NUM_ROWS, 0)]
     if task in EVIDENCE_IN_INPUT:
@@ -110,31 +110,31 @@ def test_english_retrieval_has_the_thirty_paragraphs_its_prompt_speaks_of():
     assert all(row.context.count("Paragraph ") == 30 for row in generate("passage_retrieval_en", NUM_ROWS, 0))
 
 
-@pytest.mark.parametrize("task", [task.name for task in TASKS.values() if task.category == CODE])
+@pytest.mark.parametrize("task", [task.name for task in PUBLISHED.values() if task.category == CODE])
 def test_code_with_its_answer_is_valid_python(task):
     for row in generate(task, NUM_ROWS, 0):
         code = "".join(line for line in row.context.splitlines(keepends=True) if not line.startswith("yard/"))
         ast.parse(code + row.input + row.answers[0] + "\n")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_rows_are_written_in_the_language_of_their_task(task):
     row = generate(task, 1, 0)[0]
     num_chinese = sum("\u4e00" <= letter <= "\u9fff" for letter in row.context)
-    assert (num_chinese > len(row.context) / 2) == (TASKS[task].language == "zh")
-    assert (num_chinese == 0) == (TASKS[task].language != "zh")
+    assert (num_chinese > len(row.context) / 2) == (PUBLISHED[task].language == "zh")
+    assert (num_chinese == 0) == (PUBLISHED[task].language != "zh")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_texts_are_not_one_sentence_over_and_over(task):
     row = generate(task, 1, 0)[0]
     lines = [line for line in row.context.replace("。", ".\n").replace(". ", ".\n").splitlines() if len(line) > 12]
     assert len(set(lines)) > len(lines) / 2
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_prompts_have_about_500_to_3000_tokens(task):
-    chars_per_token = {"en": 4.6, "zh": 0.57, "code": 3.4}[TASKS[task].language]
+    chars_per_token = {"en": 4.6, "zh": 0.57, "code": 3.4}[PUBLISHED[task].language]
     for row in generate(task, NUM_ROWS, 0):
         assert 400 < len(row.context + row.input) / chars_per_token < 3000
 

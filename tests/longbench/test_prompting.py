@@ -8,7 +8,7 @@ from harness.errors import UserError
 from harness.longbench.mini import generate
 from harness.longbench.prompting import build_sample, iter_samples, middle_cut, stop_token_ids
 from harness.longbench.prompts import render
-from harness.longbench.tasks import TASKS
+from harness.longbench.tasks import PUBLISHED
 from tests.longbench.rows import CHATML, LLAMA3, make_row, make_tokenizer, needs_real_rows, real_rows
 
 BOS = 0
@@ -39,20 +39,20 @@ def published_cut(prompt, tokenizer, max_length):
     return tokenizer(prompt).input_ids
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_the_chat_template_surrounds_every_task_but_few_shot_and_code(task):
     tokenizer = make_tokenizer(CHATML)
     sample = build_sample(make_row(task), tokenizer, 4096, EOS)
     text = tokenizer.decode(sample.prompt_token_ids)
     plain = render(make_row(task))
-    assert sample.chat_template == TASKS[task].chat_template
+    assert sample.chat_template == PUBLISHED[task].chat_template
     if sample.chat_template:
         assert text == f"<|im_start|>user\n{plain}<|im_end|>\n<|im_start|>assistant\n"
     else:
         assert text == plain
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_a_base_model_never_gets_a_chat_template(task):
     without = build_sample(make_row(task), make_tokenizer(), 4096, EOS)
     switched_off = build_sample(make_row(task), make_tokenizer(CHATML), 4096, EOS, use_chat_template=False)
@@ -102,7 +102,7 @@ def test_template_and_prompt_tokenised_apart_give_the_same_ids():
 
 
 @pytest.mark.parametrize("template", [None, CHATML, LLAMA3], ids=["no template", "no BOS", "BOS as text"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_a_cut_keeps_the_template_and_equal_halves_of_the_prompt(task, template):
     tokenizer = make_tokenizer(template)
     row = long_row(task)
@@ -129,7 +129,7 @@ def test_prompt_and_answer_always_fit_into_the_model(task, difference):
     tokenizer = make_tokenizer(CHATML)
     row = long_row(task, repeat=40)
     num_tokens = build_sample(row, tokenizer, 100_000, EOS).num_prompt_tokens_before_cut
-    max_model_len = num_tokens + TASKS[task].max_new_tokens + difference
+    max_model_len = num_tokens + PUBLISHED[task].max_new_tokens + difference
     sample = build_sample(row, tokenizer, max_model_len, EOS)
     assert sample.truncated == (difference < 0)
     assert 0 <= max_model_len - len(sample.prompt_token_ids) - sample.max_new_tokens <= max(1, difference)
@@ -172,7 +172,7 @@ def test_the_cut_of_a_real_english_row_reads_like_the_published_one(task):
     tokenizer = make_tokenizer(adds_bos=True)
     row = real_rows(task, limit=1)[0]
     max_length = 3500
-    sample = build_sample(row, tokenizer, max_length + TASKS[task].max_new_tokens, EOS)
+    sample = build_sample(row, tokenizer, max_length + PUBLISHED[task].max_new_tokens, EOS)
     published = published_cut(render(row), tokenizer, max_length)
     assert sample.truncated
     assert tokenizer.decode(sample.prompt_token_ids) == tokenizer.decode(published)
@@ -216,14 +216,14 @@ def test_stop_tokens_are_the_union_of_all_three_places():
     assert stop_token_ids(SimpleNamespace(eos_token_id=None), SimpleNamespace(), None) == ()
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_only_samsum_stops_at_a_newline_and_only_after_one_token(task):
     tokenizer = make_tokenizer(CHATML)
     sample = build_sample(make_row(task), tokenizer, 4096, EOS)
     newline = tokenizer.encode("\n", add_special_tokens=False)[-1]
     expected = ((*EOS, newline), 1) if task == "samsum" else (EOS, 0)
     assert (sample.stop_token_ids, sample.min_new_tokens) == expected
-    assert sample.max_new_tokens == TASKS[task].max_new_tokens
+    assert sample.max_new_tokens == PUBLISHED[task].max_new_tokens
 
 
 def test_a_sample_is_named_and_hashed_by_task_row_and_prompt():

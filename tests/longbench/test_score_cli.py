@@ -156,7 +156,7 @@ class TestMistakes:
         errors = capsys.readouterr().err.splitlines()
         assert "holds no <task>.jsonl file" in errors[0]
         assert "absent is not a folder" in errors[1]
-        assert "squad.jsonl is named after no LongBench task" in errors[2]
+        assert "squad.jsonl is named after no task" in errors[2]
 
     def test_longbench_e_needs_lengths_and_its_own_tasks(self, tmp_path, capsys):
         _write(tmp_path, "qasper", [_row(length=None)])
