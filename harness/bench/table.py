@@ -63,7 +63,7 @@ def _memory(summary: Summary) -> dict[str, str]:
         "mean MiB": _middle(summary.spread("mean_kv_bytes"), 1, 1 / MIB),
         "preemptions": _middle(summary.spread("num_preemptions")),
         "evictions": _middle(summary.spread("num_evictions")),
-        "evicting": _percent(summary.spread("eviction_share")),
+        "compaction": _percent(summary.spread("eviction_share")),
         "of decode": _percent(summary.spread("eviction_share_of_decode")),
     }
 

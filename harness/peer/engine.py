@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ class KvpressEngine:
         self._bytes_per_token: int = self._worker.hello["bytes_per_token"]
         self._usage: list[BlockUsageSample] = []
         self._records: list[EvictionRecord] = []
-        self._step_blocks: list[int] = []
         self._press_s = 0.0
         self._start_s: float | None = None
 
@@ -85,15 +84,16 @@ class KvpressEngine:
 
     def stats(self) -> EngineStats:
         """Counts since the engine was built; a step is one forward."""
+        blocks = [sample.blocks for sample in self._usage]
         peak_blocks = max((record.peak_blocks for record in self._records), default=0)
         return EngineStats(
             block_size=self._block_size,
             num_blocks=peak_blocks,
             bytes_per_block=self._bytes_per_token * self._block_size,
             peak_blocks=peak_blocks,
-            mean_blocks=sum(self._step_blocks) / max(len(self._step_blocks), 1),
+            mean_blocks=sum(blocks) / max(len(blocks), 1),
             free_blocks_at_end=peak_blocks,
-            num_steps=len(self._step_blocks),
+            num_steps=len(blocks),
             num_evictions=sum(record.num_evictions for record in self._records),
             num_evicted_tokens=sum(record.num_evicted_tokens for record in self._records),
             num_preemptions=0,
@@ -112,14 +112,9 @@ class KvpressEngine:
             _ceil(total, num_layers)
             for total in (sum(reply["kept_tokens"]), sum(reply["final_tokens"]), reply["prompt_peak_tokens"])
         )
-        self._step_blocks += [self._num_blocks(length) for length in (peak, *range(kept + 1, final + 1))]
         if self._start_s is None:
             self._start_s = arrival_s + reply["ttft_s"]
-        offset_s = arrival_s - self._start_s
-        self._usage += [
-            BlockUsageSample(offset_s + reply["ttft_s"], self._num_blocks(peak), running=1),
-            BlockUsageSample(offset_s + reply["e2e_s"], self._num_blocks(final), running=1),
-        ]
+        self._add_usage(arrival_s - self._start_s, peak, range(kept + 1, final + 1), reply)
         record = EvictionRecord(
             num_evictions=int(reply["compressed"]),
             num_evicted_tokens=num_prompt_tokens - kept + reply["num_masked_tokens"],
@@ -130,6 +125,19 @@ class KvpressEngine:
         self._records.append(record)
         self._press_s += reply["press_s"]
         return record
+
+    def _add_usage(self, offset_s: float, prompt: int, decode: Sequence[int], reply: dict[str, Any]) -> None:
+        """Add a row a forward, as other engines do: `prompt` tokens, then those of each decode step.
+
+        The worker does not time single steps, so they share the time after the first token evenly.
+        """
+        first_s = offset_s + reply["ttft_s"]
+        step_s = (reply["e2e_s"] - reply["ttft_s"]) / max(len(decode), 1)
+        self._usage.append(BlockUsageSample(first_s, self._num_blocks(prompt), running=1, prefilling=1))
+        self._usage += [
+            BlockUsageSample(first_s + number * step_s, self._num_blocks(length), running=1)
+            for number, length in enumerate(decode, start=1)
+        ]
 
     def _num_blocks(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` fill, the last one perhaps in part."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.longbench.aggregates import Average
 from harness.longbench.scoring import TaskScore
-from harness.longbench.tasks import CATEGORIES, TASKS
+from harness.longbench.tasks import CATEGORIES, OWN, TASKS
 from harness.report.conditions import (
     BUDGET_MEANING,
     INTERVAL_MEANING,
@@ -33,7 +33,7 @@ MARKS = (
 
 
 def accuracy_table(group: Group) -> Table:
-    """All averages and tasks of a group: LongBench's categories and order, 0 to 100."""
+    """All averages and tasks of a group: LongBench's categories and order, then own tasks, 0 to 100."""
     keys = key_columns(group)
     tasks = _tasks(group)
     scores = {task: [run.scores.get(task) for run in group.runs] for task in tasks}
@@ -62,10 +62,10 @@ def accuracy_table(group: Group) -> Table:
 
 
 def by_category(table: Table) -> list[Table]:
-    """The wide table cut for paper: the averages, then one table a category with its tasks and its average."""
+    """The wide table cut for paper: the averages, then a table a category, and own tasks, with tasks and average."""
     titles = {column.title for column in table.columns}
     parts = {AVERAGES: [title for title in titles if title not in TASKS]}
-    for category in CATEGORIES:
+    for category in (*CATEGORIES, OWN):
         names = [name for name in titles if name in TASKS and TASKS[name].category == category]
         if names:
             parts[category] = [category, *names]

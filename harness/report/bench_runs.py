@@ -2,10 +2,12 @@
 
 `bench.json` is a list of objects, one a repeat of one setting, with the fields of `BenchRow` as keys. Times are
 seconds, rates are per second of the timed part without warm-up, blocks are KV blocks of vLLM's pool. Keys without a
-default are required; other keys are left alone, so that a load test may record more than the report shows.
+default are required; other keys are left alone, so that a load test may record more than the report shows. The load
+test's own settings come from the `bench_manifest.json` beside it, if there is one.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,11 +15,13 @@ from statistics import median
 from typing import Any
 
 from harness.errors import UserError
-from harness.report.conditions import BUDGET_MEANING
+from harness.report.conditions import BUDGET_MEANING, COMPACTION_MEANING
 from harness.report.grid import NO_VALUE, Cell, Column, Table, format_number, number_cell, text_cell
 from harness.report.runs import FULL_CACHE_POLICY, find_folders
 
 FILE_NAME = "bench.json"
+MANIFEST = "bench_manifest.json"
+SHORT_DIGEST = 10
 MIB = 1024**2
 
 
@@ -38,6 +42,9 @@ class BenchRow:
         bytes_per_block: of all layers.
         eviction_time_s, duration_s: spent in evictions, of the timed part.
         device: GPU or CPU model.
+        load_test: name of the load test, unique in the report; only rows of one are compared.
+        request_rate: requests a second, None for all at once.
+        conditions: precision, weights, engine settings and code of the load test in words, "" if not recorded.
     """
 
     model: str
@@ -72,6 +79,14 @@ class BenchRow:
     eviction_time_s: float | None = None
     duration_s: float | None = None
     device: str = ""
+    load_test: str = ""
+    request_rate: float | None = None
+    conditions: str = ""
+
+    @property
+    def shared(self) -> tuple[Any, ...]:
+        """What rows have in common that are compared with each other; they differ in policy and budget."""
+        return self.load_test, self.model, self.device, self.load, self.block_size
 
     @property
     def series(self) -> str:
@@ -83,12 +98,13 @@ class BenchRow:
         """The load in words, "" if it was not recorded."""
         if None in (self.num_requests, self.input_tokens, self.output_tokens):
             return ""
-        return f"{self.num_requests} × {self.input_tokens:.0f} in, {self.output_tokens:.0f} out"
+        rate = "" if self.request_rate is None else f", {self.request_rate:g} a second"
+        return f"{self.num_requests} × {self.input_tokens:.0f} in, {self.output_tokens:.0f} out{rate}"
 
 
 @dataclass(frozen=True)
 class BenchSetting:
-    """All repeats of one setting, and the full cache under the same load."""
+    """All repeats of one setting in one load test, and those of the full cache in the same one."""
 
     rows: Sequence[BenchRow]
     full: Sequence[BenchRow]
@@ -111,21 +127,60 @@ def read_bench(paths: Sequence[Path]) -> list[BenchRow]:
     Raises:
         UserError: a path does not exist, or a file is no list of rows.
     """
-    return [row for folder in find_folders(paths, FILE_NAME) for row in _read_file(folder / FILE_NAME)]
+    tests = [(folder / FILE_NAME, _read_test(folder)) for folder in find_folders(paths, FILE_NAME)]
+    seen: Counter[str] = Counter()
+    rows = []
+    for path, test in tests:
+        seen[test["load_test"]] += 1
+        count = seen[test["load_test"]]
+        named = test if count == 1 else test | {"load_test": f"{test['load_test']} ({count})"}
+        rows += _read_rows(path, named)
+    return rows
+
+
+def has_several(rows: Sequence[BenchRow]) -> bool:
+    """Whether the rows come from more than one load test, so that it has to be named."""
+    return len({row.load_test for row in rows}) > 1
 
 
 def settings(rows: Sequence[BenchRow]) -> list[BenchSetting]:
-    """Put repeats together: by model, device, load and block size, the full cache first, then by budget and policy."""
+    """Put repeats of one load test together: by `shared`, the full cache first, then by budget and policy."""
     grouped: dict[tuple[Any, ...], list[BenchRow]] = {}
     for row in rows:
-        grouped.setdefault((_conditions(row), row.budget or 0, row.series), []).append(row)
+        grouped.setdefault((row.shared, row.budget or 0, row.series), []).append(row)
     full = {key[0]: members for key, members in grouped.items() if members[0].policy == FULL_CACHE_POLICY}
     return [BenchSetting(members, full.get(key[0], [])) for key, members in sorted(grouped.items())]
 
 
 def bench_table(rows: Sequence[BenchRow]) -> Table:
-    """Medians over repeats, and the ratio to the full cache repeat by repeat."""
-    columns = [
+    """Medians over repeats, and the ratio to the full cache of the same load test repeat by repeat."""
+    found = settings(rows)
+    cells = [_cells(one) for one in found]
+    keys, columns = 5, _columns()
+    if has_several(rows):
+        keys, columns = 6, [Column("Load test", is_text=True), *columns]
+        cells = [[text_cell(one.rows[0].load_test), *line] for one, line in zip(found, cells, strict=True)]
+    caption = (
+        "Medians over repeats. Ratios repeat by repeat within a load test, so that a noisy machine cancels out. Mean "
+        f"KV: of the whole pool over time, so it depends on how many requests ran at once. {COMPACTION_MEANING}. "
+        f"{BUDGET_MEANING}."
+    )
+    devices = ", ".join(sorted({row.device for row in rows if row.device}))
+    conditions = {row.load_test: row.conditions for row in rows if row.conditions}
+    return Table(
+        name="bench",
+        title="Load tests",
+        caption=f"{devices}. {caption}" if devices else caption,
+        columns=columns,
+        rows=cells,
+        num_keys=keys,
+        notes=[f"{name}: {text}." for name, text in sorted(conditions.items())],
+        records=[vars(row) for one in found for row in one.rows],
+    )
+
+
+def _columns() -> list[Column]:
+    return [
         Column("Model", is_text=True),
         Column("Policy", is_text=True),
         Column("Budget", "tokens"),
@@ -142,36 +197,48 @@ def bench_table(rows: Sequence[BenchRow]) -> Table:
         Column("Peak blocks"),
         Column("Peak in prefill", "blocks"),
         Column("Mean KV", "MiB"),
-        Column("Evicting", "% of time"),
+        Column("Compaction", "% of time"),
         Column("Preemptions"),
     ]
-    found = settings(rows)
-    devices = ", ".join(sorted({row.device for row in rows if row.device}))
-    caption = f"Medians over repeats. Ratios repeat by repeat, so that a noisy machine cancels out. {BUDGET_MEANING}."
-    return Table(
-        name="bench",
-        title="Load tests",
-        caption=f"{devices}. {caption}" if devices else caption,
-        columns=columns,
-        rows=[_cells(one) for one in found],
-        num_keys=5,
-        records=[vars(row) for one in found for row in one.rows],
-    )
 
 
-def _read_file(path: Path) -> list[BenchRow]:
+def _read_test(folder: Path) -> dict[str, Any]:
+    """What the rows of a load test have in common: its name, its request rate and its conditions."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return {"load_test": folder.name}
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        config = manifest["config"]
+        return {
+            "load_test": manifest["run_id"],
+            "request_rate": config["load"]["request_rate"],
+            "conditions": ", ".join(
+                [*_words(config), f"code {manifest['code_sha256'][:SHORT_DIGEST]}", manifest["status"]]
+            ),
+        }
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path} is no manifest of a load test ({error}). Run the load test again, or leave its folder out."
+        ) from None
+
+
+def _words(config: dict[str, Any]) -> list[str]:
+    weights = "random weights" if config["load_format"] == "dummy" else "the model's weights"
+    engine = {key: value for key, value in config["engine"].items() if value is not None and key != "block_size"}
+    engine["engine"] = engine.pop("name")
+    return [config["model"]["dtype"], weights, *(f"{key}={value}" for key, value in sorted(engine.items()))]
+
+
+def _read_rows(path: Path, test: dict[str, Any]) -> list[BenchRow]:
     known = {field.name for field in fields(BenchRow)}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return [BenchRow(**{key: value for key, value in row.items() if key in known}) for row in content]
+        return [BenchRow(**{key: value for key, value in row.items() if key in known} | test) for row in content]
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is no list of load-test rows ({error}). Run the load test again, or leave its folder out."
         ) from None
-
-
-def _conditions(row: BenchRow) -> tuple[Any, ...]:
-    return row.model, row.device, row.load, row.block_size
 
 
 def _cells(one: BenchSetting) -> list[Cell]:

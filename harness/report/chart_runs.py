@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from harness.generation import BlockUsageSample
 from harness.longbench.aggregates import OVERALL, Average
 from harness.longbench.scoring import TaskScore
-from harness.longbench.tasks import TASKS
+from harness.longbench.tasks import PUBLISHED, TASKS
 from harness.report.charts import Chart, Panel, Point, Series, Skipped
-from harness.report.conditions import BUDGET_MEANING, setting, warnings
-from harness.report.costs import mean_kv_mib
+from harness.report.conditions import BUDGET_MEANING, setting, source_of_blocks, warnings
+from harness.report.costs import request_kv_mib
 from harness.report.runs import Group, Run
 from harness.report.usage import read_usage
 
@@ -16,7 +16,7 @@ MAX_STEPS = 300
 BUDGET_AXIS = "Budget (tokens per layer and KV head)"
 SCORE_AXIS = "Score"
 BLOCK_AXIS = "Block size (tokens)"
-MEMORY_AXIS = "KV memory in use, mean (MiB)"
+MEMORY_AXIS = "KV memory of a running request, mean (MiB)"
 ACCURACY = "accuracy-vs-budget"
 PARETO = "accuracy-vs-memory"
 USAGE = "blocks-over-time"
@@ -35,22 +35,25 @@ def accuracy_chart(group: Group) -> Chart | Skipped:
 
 
 def pareto_chart(group: Group) -> Chart | Skipped:
-    """Mean of tasks against the KV memory in use."""
+    """Mean of tasks against the KV memory of a running request."""
     name = f"{PARETO}-{group.name}"
     series = []
     for key, runs in _by_series(group.finished).items():
         points = [
             Point(memory, score.score, score.ci_low, score.ci_high, run.label)
             for run in runs
-            if (memory := mean_kv_mib(run)) is not None and (score := _overall(run)).score is not None
+            if (memory := request_kv_mib(run)) is not None and (score := _overall(run)).score is not None
         ]
         if points:
             series.append(Series(key, points))
     if not series:
-        return Skipped(name, "no finished run recorded its KV memory")
+        return Skipped(name, "no finished run recorded block usage")
     panel = Panel(_overall_title(group), MEMORY_AXIS, SCORE_AXIS, series)
-    meaning = "One point a budget. Memory: blocks in use, mean over engine steps. Bands and bars: 95 % intervals."
-    caption = f"{_conditions(group)} {meaning}"
+    meaning = (
+        "One point a budget. Memory: blocks of a running request, mean over engine steps, so that it does not depend "
+        "on how many ran at once. Bands and bars: 95 % intervals."
+    )
+    caption = f"{_conditions(group)} {source_of_blocks(group)} {meaning}"
     return Chart(name, f"Accuracy against KV memory, {group.title}", caption, [panel])
 
 
@@ -63,7 +66,7 @@ def usage_chart(group: Group) -> Chart | Skipped:
         return Skipped(name, "no run recorded block usage")
     panel = Panel(group.title, "Time since the first engine step (s)", "KV blocks in use", series)
     blocks = ", ".join(sorted({str(run.block_size) for run in group.runs}))
-    caption = f"{_conditions(group)} Blocks of {blocks} tokens, read from vLLM's pool."
+    caption = f"{_conditions(group)} Blocks of {blocks} tokens. {source_of_blocks(group)}"
     return Chart(name, f"KV blocks over time, {group.title}", caption, [panel])
 
 
@@ -112,7 +115,7 @@ def _overall_title(group: Group) -> str:
     counts = {_overall(run).num_tasks for run in group.finished}
     return (
         f"mean of {OVERALL}"
-        if counts == {len(TASKS)}
+        if counts == {len(PUBLISHED)}
         else f"mean of {'/'.join(str(count) for count in sorted(counts))} tasks"
     )
 

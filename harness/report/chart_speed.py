@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.report.bench_runs import FILE_NAME, BenchRow, BenchSetting, settings
+from harness.report.bench_runs import FILE_NAME, BenchRow, BenchSetting, has_several, settings
 from harness.report.chart_runs import BLOCK_AXIS, BUDGET_AXIS, page_size_panel
 from harness.report.charts import Chart, Panel, Point, Series, Skipped
-from harness.report.conditions import setting
+from harness.report.conditions import setting, speed_warnings
 from harness.report.runs import Group, Run
 from harness.report.usage import e2e, total_tokens_per_s, tpot, ttft
 
@@ -45,7 +45,7 @@ def throughput_charts(groups: Sequence[Group], bench: Sequence[BenchRow]) -> lis
         total = [_of_run(run, total_tokens_per_s(run)) for run in group.finished]
         panels = [_panel(group.title, OUTPUT_AXIS, output), _panel(group.title, TOTAL_AXIS, total)]
         title = f"Throughput against budget, {group.title}"
-        charts.append(_chart(f"{THROUGHPUT}-{group.name}", title, f"{setting(group)} {RUN_CAPTION}", panels, NO_TIMES))
+        charts.append(_chart(f"{THROUGHPUT}-{group.name}", title, _run_caption(group), panels, NO_TIMES))
     return charts
 
 
@@ -67,7 +67,7 @@ def latency_charts(groups: Sequence[Group], bench: Sequence[BenchRow]) -> list[C
             found = [(run, of(run.predictions)) for run in group.finished]
             speeds = [_of_run(run, times and times.p50, times and times.p99) for run, times in found]
             panels.append(_panel(group.title, axis, speeds))
-        caption = f"{setting(group)} {RUN_CAPTION} {LATENCY_CAPTION}"
+        caption = f"{_run_caption(group)} {LATENCY_CAPTION}"
         charts.append(
             _chart(f"{LATENCY}-{group.name}", f"Latency against budget, {group.title}", caption, panels, NO_TIMES)
         )
@@ -81,7 +81,7 @@ def page_size_chart(groups: Sequence[Group], bench: Sequence[BenchRow]) -> Chart
     for one in settings(bench):
         row = one.rows[0]
         name = row.series if row.budget is None else f"{row.series} @ {row.budget}"
-        title = ", ".join(part for part in (row.model, row.load, row.device) if part)
+        title = _title(row, (row.model, row.load, row.device), bench)
         by_load.setdefault(title, {}).setdefault(name, []).append(_spread(one, row.block_size, "total_tok_s"))
     for title, named in by_load.items():
         if len({point.x for points in named.values() for point in points}) > 1:
@@ -142,6 +142,15 @@ def _by_load(bench: Sequence[BenchRow]) -> dict[str, list[BenchSetting]]:
     shared: dict[str, list[BenchSetting]] = {}
     for one in settings(bench):
         row = one.rows[0]
-        title = ", ".join(part for part in (row.model, row.load, f"block {row.block_size}", row.device) if part)
+        title = _title(row, (row.model, row.load, f"block {row.block_size}", row.device), bench)
         shared.setdefault(title, []).append(one)
     return shared
+
+
+def _title(row: BenchRow, parts: Sequence[str], bench: Sequence[BenchRow]) -> str:
+    """What the rows of a panel have in common; the load test's name where a report holds several."""
+    return ", ".join(part for part in ((row.load_test if has_several(bench) else ""), *parts) if part)
+
+
+def _run_caption(group: Group) -> str:
+    return " ".join([setting(group), RUN_CAPTION, *speed_warnings(group)])

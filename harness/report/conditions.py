@@ -3,12 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
+from harness.config import ENGINES_WITHOUT_POOL
 from harness.longbench.stats import MIN_CLUSTERS, NUM_DRAWS
 from harness.report.grid import Cell, Column, Table, number_cell, text_cell
-from harness.report.runs import MINI, Group, Run
+from harness.report.runs import FULL_CACHE_POLICY, MINI, Group, Run
 
 SHORT_DIGEST = 10
-BUDGET_MEANING = "Budget: tokens that stay resident per layer and KV head"
+BUDGET_MEANING = (
+    "Budget: tokens that stay resident per layer and KV head; with policies that evict from the prompt only (chunkkv, "
+    "expected_attention, lagkv, snapkv, and all of engine=kvpress) tokens of the prompt, and generated ones come on top"
+)
+COMPACTION_MEANING = (
+    "Compaction: time in which evictions were carried out, as the host sees it (on a GPU the time to queue them). What "
+    "a policy watches during the forward passes (attention, queries) is not in it: a policy's whole cost shows in "
+    "throughput and latency only"
+)
 INTERVAL_MEANING = (
     f"±: half width of the 95 % interval (bootstrap over contexts, {NUM_DRAWS} draws; none with fewer than "
     f"{MIN_CLUSTERS} contexts)"
@@ -20,8 +29,22 @@ def setting(group: Group) -> str:
     config = group.runs[0].manifest.config
     return (
         f"{group.title} ({config['model']['dtype']}, prompts up to {config['model']['max_model_len']} tokens, "
-        f"{_device(group.runs[0].manifest.hardware)}, {', '.join(sorted({_engine(run) for run in group.runs}))})."
+        f"{' and '.join(machines(group))}, {', '.join(sorted({_engine(run) for run in group.runs}))})."
     )
+
+
+def machines(group: Group) -> list[str]:
+    """The machines on which the runs of a group were made, each once."""
+    return sorted({_device(run.manifest.hardware) for run in group.runs})
+
+
+def source_of_blocks(group: Group) -> str:
+    """Where the numbers of KV blocks in use come from, in one sentence."""
+    engines = {run.engine for run in group.runs}
+    sources = ["read from vLLM's pool"] if engines.difference(ENGINES_WITHOUT_POOL) else []
+    if without := sorted(engines.intersection(ENGINES_WITHOUT_POOL)):
+        sources.append(f"counted from the cache lengths of the only request that runs (engine={', '.join(without)})")
+    return f"Blocks in use: after every step {', '.join(sources)}."
 
 
 def warnings(group: Group) -> list[str]:
@@ -45,19 +68,39 @@ def warnings(group: Group) -> list[str]:
         for run in group.finished
         if run.budget is not None and not run.metrics["eviction"]["num_evictions"]
     ]
+    found += [
+        f"{run.label}: KV blocks, time and evictions were measured on {measured} of {len(run.predictions)} samples; "
+        "sessions that ended badly answered the others."
+        for run in group.finished
+        if (measured := sum(session.num_measured for session in run.manifest.sessions)) < len(run.predictions)
+    ]
     if len({run.manifest.code_sha256 for run in group.runs}) > 1:
         found.append("The runs were made with different versions of policies, engine or scoring (column Code of Runs).")
     return found
 
 
+def speed_warnings(group: Group) -> list[str]:
+    """What forbids comparing the times of the group's runs."""
+    found = []
+    evicting = [run for run in group.runs if run.policy != FULL_CACHE_POLICY]
+    if recording := [run.label for run in evicting if run.manifest.config["record_retention"]]:
+        found.append(
+            f"record_retention=true slows evicting runs, and the full cache records nothing: {', '.join(recording)}."
+        )
+    if len(machines(group)) > 1:
+        found.append("The runs were made on different machines (column Machine of Runs): their times do not compare.")
+    return found
+
+
 def parameters(group: Group) -> str:
     """The resolved options of every policy of the group, so that baselines can be seen to be equal."""
-    by_policy = {run.policy: run.manifest.config["policy"]["options"] for run in group.runs}
-    return (
-        "Parameters: "
-        + "; ".join(f"{policy} ({_assignments(options) or 'none'})" for policy, options in by_policy.items())
-        + "."
-    )
+    sets = dict.fromkeys(f"{run.policy} ({assignments(run) or 'none'})" for run in group.runs)
+    return f"Parameters: {'; '.join(sets)}."
+
+
+def assignments(run: Run) -> str:
+    """The options of a run's policy as "key=value"."""
+    return ", ".join(f"{key}={value}" for key, value in run.manifest.config["policy"]["options"].items())
 
 
 def key_columns(group: Group) -> list[Column]:
@@ -84,7 +127,7 @@ def key_record(run: Run) -> dict[str, Any]:
         "limit": config["benchmark"]["limit"],
         "policy": run.policy,
         "budget": run.budget,
-        "options": _assignments(config["policy"]["options"]),
+        "options": assignments(run),
         "block_size": run.block_size,
         "device": run.manifest.hardware["device"],
     }
@@ -114,7 +157,7 @@ def _run_cells(run: Run) -> list[Cell]:
         text_cell(run.policy),
         number_cell(run.budget),
         number_cell(run.block_size),
-        text_cell(_assignments(manifest.config["policy"]["options"]) or None),
+        text_cell(assignments(run) or None),
         text_cell(data if benchmark["limit"] is None else f"{data}, limit {benchmark['limit']}"),
         samples,
         text_cell(_device(manifest.hardware)),
@@ -142,10 +185,6 @@ def _run_record(run: Run) -> dict[str, Any]:
 
 def _has_variants(group: Group) -> bool:
     return any(run.variant for run in group.runs)
-
-
-def _assignments(options: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in options.items())
 
 
 def _device(hardware: dict[str, Any]) -> str:

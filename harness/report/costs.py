@@ -4,7 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.report.conditions import BUDGET_MEANING, key_cells, key_columns, key_record, setting, warnings
+from harness.report.conditions import (
+    BUDGET_MEANING,
+    COMPACTION_MEANING,
+    key_cells,
+    key_columns,
+    key_record,
+    setting,
+    source_of_blocks,
+    speed_warnings,
+    warnings,
+)
 from harness.report.grid import Cell, Column, Table, number_cell
 from harness.report.runs import Group, Run
 from harness.report.usage import (
@@ -35,25 +45,26 @@ class Quantity:
 
 
 def memory_table(group: Group) -> Table:
-    """Blocks in use and resident tokens, with the share of the full cache's mean."""
-    columns = [*_MEMORY, Quantity("mean_to_full", "Mean to full", "%", 1, lambda run: _share_of_full(group, run))]
+    """Blocks in use and resident tokens, with the share of the full cache's memory of a request."""
+    to_full = Quantity("request_kv_to_full", "To full", "% of KV a request", 1, lambda run: _share_of_full(group, run))
     caption = (
-        f"{setting(group)} Blocks in use are read from vLLM's pool after every step, so they depend on how many "
-        "requests ran at once; blocks a request do not. Resident tokens are those of one layer of one request: the "
-        "peak is reached while its prompt is read, the end is what stays after evictions. "
-        f"{BUDGET_MEANING}."
+        f"{setting(group)} {source_of_blocks(group)} Peak and mean are of the whole pool: they depend on how many "
+        "requests ran at once, and do not compare policies. Blocks and KV a request do: mean of a running request over "
+        "all steps, in all layers. To full: KV a request over that of the full cache on the same engine with as many "
+        "requests at once. Resident tokens are those of one layer of one request: the peak is reached while its prompt "
+        f"is read, the end is what stays after evictions. {BUDGET_MEANING}."
     )
-    return _table(group, "memory", "KV memory", caption, columns)
+    return _table(group, "memory", "KV memory", caption, [*_MEMORY, to_full], warnings(group))
 
 
 def speed_table(group: Group) -> Table:
     """Throughput, latency percentiles, evictions and preemptions."""
     caption = (
         f"{setting(group)} All samples were sent at once, so TTFT holds the time in the queue; load tests measure "
-        "latency better. TPOT: time of a request after its first token by its later tokens. Evicting: share of the "
-        f"generation time. {BUDGET_MEANING}."
+        "latency better. TPOT: time of a request after its first token by its later tokens. "
+        f"{COMPACTION_MEANING}; with engine=kvpress it is the time in the press. {BUDGET_MEANING}."
     )
-    return _table(group, "speed", "Speed and evictions", caption, _SPEED)
+    return _table(group, "speed", "Speed and evictions", caption, _SPEED, [*warnings(group), *speed_warnings(group)])
 
 
 def memory_of(run: Run, key: str) -> float | None:
@@ -61,12 +72,15 @@ def memory_of(run: Run, key: str) -> float | None:
     return run.metrics["memory"].get(key)
 
 
-def mean_kv_mib(run: Run) -> float | None:
-    """KV memory in use, mean over engine steps, in MiB."""
-    return _mib(memory_of(run, "mean_kv_bytes"))
+def request_kv_mib(run: Run) -> float | None:
+    """KV memory of a running request in MiB, mean over engine steps: whatever number of requests runs at once."""
+    blocks, size = blocks_per_request(read_usage(run)), memory_of(run, "bytes_per_block")
+    return None if blocks is None or size is None else blocks * size / MIB
 
 
-def _table(group: Group, part: str, title: str, caption: str, quantities: Sequence[Quantity]) -> Table:
+def _table(
+    group: Group, part: str, title: str, caption: str, quantities: Sequence[Quantity], notes: Sequence[str]
+) -> Table:
     keys = key_columns(group)
     rows: list[list[Cell]] = []
     records: list[dict[str, Any]] = []
@@ -82,14 +96,14 @@ def _table(group: Group, part: str, title: str, caption: str, quantities: Sequen
         columns=[*keys, *(Column(one.title, one.unit) for one in quantities)],
         rows=rows,
         num_keys=len(keys),
-        notes=warnings(group),
+        notes=notes,
         records=records,
     )
 
 
 def _share_of_full(group: Group, run: Run) -> float | None:
-    baseline = group.baseline(run)
-    mine, full = mean_kv_mib(run), baseline and mean_kv_mib(baseline)
+    baseline = group.cost_baseline(run)
+    mine, full = request_kv_mib(run), baseline and request_kv_mib(baseline)
     return 100 * mine / full if mine is not None and full else None
 
 
@@ -118,7 +132,7 @@ def _share_evicted(run: Run) -> float | None:
     return None if share is None else 100 * share
 
 
-def _share_of_time(run: Run) -> float | None:
+def _compaction_share(run: Run) -> float | None:
     seconds = run.metrics["speed"]["generation_s"]
     return 100 * run.metrics["eviction"]["eviction_time_s"] / seconds if seconds else None
 
@@ -145,8 +159,9 @@ _MEMORY = (
     Quantity("peak_decode_blocks", "In decode", "peak blocks", 0, _peak_blocks(in_prefill=False)),
     Quantity("peak_kv_mib", "Peak KV", "MiB", 1, lambda run: _mib(memory_of(run, "peak_kv_bytes"))),
     Quantity("mean_blocks", "Mean blocks", "", 1, _memory_of("mean_blocks")),
-    Quantity("mean_kv_mib", "Mean KV", "MiB", 1, mean_kv_mib),
+    Quantity("mean_kv_mib", "Mean KV", "MiB", 1, lambda run: _mib(memory_of(run, "mean_kv_bytes"))),
     Quantity("blocks_per_request", "Blocks a request", "", 1, lambda run: blocks_per_request(read_usage(run))),
+    Quantity("request_kv_mib", "KV a request", "MiB", 1, request_kv_mib),
     Quantity("peak_resident_tokens", "Resident, peak", "tokens, max", 0, _memory_of("peak_resident_tokens")),
     Quantity("mean_peak_resident_tokens", "Resident, mean peak", "tokens", 0, _memory_of("mean_peak_resident_tokens")),
     Quantity(
@@ -162,6 +177,6 @@ _SPEED = (
     *_latency("e2e", e2e, "s", 1),
     Quantity("share_evicted", "Evicted from", "% of requests", 0, _share_evicted),
     Quantity("num_evictions", "Evictions", "", 0, _eviction_of("num_evictions")),
-    Quantity("share_of_time", "Evicting", "% of time", 2, _share_of_time),
+    Quantity("compaction_share", "Compaction", "% of time", 2, _compaction_share),
     Quantity("num_preemptions", "Preemptions", "", 0, _eviction_of("num_preemptions")),
 )

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
-from harness.longbench.aggregates import OVERALL, average
+from harness.longbench.aggregates import overall_average
 from harness.longbench.metrics import SampleScore
 from harness.longbench.scoring import TaskScore, task_score
 from harness.longbench.tasks import TASKS
@@ -16,12 +16,13 @@ from harness.store.predictions import Prediction
 def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[str, Any]:
     """All numbers of a run as plain data, the content of `metrics.json`.
 
-    Tasks come in LongBench's order. The overall score is the mean of the task scores, as LongBench averages. Scores
-    run from 0 to 100; units are part of the names.
+    Tasks come in LongBench's order, then own ones. The overall score is the mean of the scores of LongBench's tasks, as
+    LongBench averages, and that of the own tasks in a run of these alone. Scores run from 0 to 100; units are part of
+    the names.
     """
     by_task = _by_task(manifest, predictions)
     scores = task_scores(manifest, predictions)
-    overall = asdict(average(OVERALL, scores, manifest.data["num_expected"]))
+    overall = asdict(overall_average(scores, manifest.data["num_expected"]))
     return {
         "run_id": manifest.run_id,
         "status": manifest.status,
@@ -98,6 +99,7 @@ def _memory(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str
         "peak_resident_tokens": max((p.peak_resident_tokens for p in rows), default=0),
         "mean_peak_resident_tokens": _mean(p.peak_resident_tokens for p in rows),
         "mean_final_resident_tokens": _mean(p.final_resident_tokens for p in rows),
+        "num_samples_measured": sum(session.num_measured for session in sessions),
     }
 
 

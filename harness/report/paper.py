@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.errors import UserError
 from harness.report.bench_runs import BenchRow, BenchSetting, settings
+from harness.report.conditions import assignments
 from harness.report.grid import NO_VALUE, Cell, Column, Table, format_number, number_cell, text_cell
 from harness.report.runs import MINI, Run
 
@@ -28,10 +29,12 @@ COLUMNS = (
     "note",
 )
 PERCENT = 100.0
+ENGINE = "vllm"
 CAPTION = (
     "Values known from PagedEviction (arXiv 2509.04377); ~: read off a plot by the source, not a printed number. "
-    "Sources: results/paper/README.md. Measured: our runs of the same model, method and budget, on our engine, prompts "
-    "and hardware. n/N: samples scored of those the task has."
+    "Sources: results/paper/README.md. Measured: our runs of the same model, method and budget on vLLM, with our "
+    "prompts and hardware; a row for every variant of them, whose options and conditions stand under Measured from. "
+    "n/N: samples scored of those the task has."
 )
 
 
@@ -68,7 +71,7 @@ def read_paper(folder: Path) -> list[Known]:
 
 
 def paper_table(known: Sequence[Known], runs: Sequence[Run], bench: Sequence[BenchRow]) -> Table:
-    """Every number of the paper, with ours where a run or a load test fits its conditions."""
+    """Every number of the paper, with ours where runs or load tests fit its conditions: a row for each variant."""
     columns = [
         Column("What", is_text=True),
         Column("Model", is_text=True),
@@ -79,16 +82,16 @@ def paper_table(known: Sequence[Known], runs: Sequence[Run], bench: Sequence[Ben
         Column("Unit", is_text=True),
         Column("Paper"),
         Column("Measured"),
-        Column("Runs", is_text=True),
+        Column("Measured from", is_text=True),
         Column("Source", is_text=True),
         Column("Note", is_text=True),
     ]
     found = settings(bench)
-    measured = [_measure(one, runs, found) for one in known]
-    rows = [_row(one, values) for one, values in zip(known, measured, strict=True)]
+    pairs = [(one, measured) for one in known for measured in _measure(one, runs, found) or [None]]
+    rows = [_row(one, measured) for one, measured in pairs]
     records = [
-        vars(one) | {"measured": values and values.value, "measured_from": values and values.source}
-        for one, values in zip(known, measured, strict=True)
+        vars(one) | {"measured": measured and measured.value, "measured_from": measured and measured.source}
+        for one, measured in pairs
     ]
     return Table("paper", "Paper versus measured", CAPTION, columns, rows, 6, records=records)
 
@@ -126,32 +129,45 @@ def _known(path: Path, number: int, row: dict[str, str]) -> Known:
         ) from None
 
 
-def _measure(known: Known, runs: Sequence[Run], bench: Sequence[BenchSetting]) -> Measured | None:
-    """Our number under the row's conditions; None without one, and for claims that name no single condition."""
+def _measure(known: Known, runs: Sequence[Run], bench: Sequence[BenchSetting]) -> list[Measured]:
+    """Our numbers under the row's conditions; none for claims that name no single condition."""
     if known.metric == "rouge":
-        return _score(known, runs)
+        return _scores(known, runs)
     measure = _BENCH_METRICS.get(known.metric)
-    fitting = [one for one in bench if _fits(known, one)]
-    if measure is None or not fitting:
-        return None
-    return measure(known, fitting[0], bench)
+    if measure is None:
+        return []
+    found = [measure(known, one, bench) for one in bench if _fits(known, one)]
+    return [measured for measured in found if measured is not None]
 
 
-def _score(known: Known, runs: Sequence[Run]) -> Measured | None:
-    fitting = [
-        run
-        for run in runs
-        if (run.model, run.policy, run.budget) == (known.model, known.method, known.budget)
-        and _is_published_data(run)
-        and known.dataset in run.scores
-        and run.scores[known.dataset].score is not None
-    ]
-    if not fitting:
-        return None
-    best = max(fitting, key=lambda run: run.scores[known.dataset].n)
-    score = best.scores[known.dataset]
-    text = f"{format_number(score.score, 2)} ({score.n}/{score.expected})"
-    return Measured(score.score, text, best.manifest.run_id)
+def _scores(known: Known, runs: Sequence[Run]) -> list[Measured]:
+    """One a variant, from its run with the most samples."""
+    best: dict[str, Run] = {}
+    for run in runs:
+        if _is_of_setting(known, run):
+            variant = _variant(known, run)
+            if variant not in best or best[variant].scores[known.dataset].n < run.scores[known.dataset].n:
+                best[variant] = run
+    measured = []
+    for variant, run in best.items():
+        score = run.scores[known.dataset]
+        text = f"{format_number(score.score, 2)} ({score.n}/{score.expected})"
+        measured.append(Measured(score.score, text, f"{run.manifest.run_id}: {variant}"))
+    return measured
+
+
+def _is_of_setting(known: Known, run: Run) -> bool:
+    alike = (run.model, run.policy, run.budget, run.engine) == (known.model, known.method, known.budget, ENGINE)
+    score = run.scores.get(known.dataset) if alike else None
+    return score is not None and score.score is not None and _is_published_data(run)
+
+
+def _variant(known: Known, run: Run) -> str:
+    """What the paper does not state, or states otherwise: options, longest prompt, precision, block size."""
+    model = run.manifest.config["model"]
+    block = [f"block {run.block_size} instead of {known.page_size}"] if run.block_size != known.page_size else []
+    options = assignments(run) or "no options"
+    return ", ".join([options, f"prompts up to {model['max_model_len']} tokens", model["dtype"], *block])
 
 
 def _is_published_data(run: Run) -> bool:
@@ -189,17 +205,11 @@ def _against(
     field: str,
     to_percent: Callable[[float], float],
 ) -> Measured | None:
-    """The median over repeats of what a ratio to the row's baseline means in percent."""
+    """The median over repeats of what a ratio to the row's baseline in the same load test means in percent."""
     row = one.rows[0]
     for other in bench:
         rival = other.rows[0]
-        same = (rival.model, rival.device, rival.load, rival.block_size) == (
-            row.model,
-            row.device,
-            row.load,
-            row.block_size,
-        )
-        if rival.policy == known.baseline and same and rival.budget in (None, row.budget):
+        if rival.policy == known.baseline and rival.shared == row.shared and rival.budget in (None, row.budget):
             ratios = BenchSetting(one.rows, other.rows).ratios(field)
             if ratios:
                 value = to_percent(median(ratios))
@@ -217,7 +227,10 @@ _BENCH_METRICS = {
 def _bench_source(one: BenchSetting) -> str:
     row = one.rows[0]
     budget = "" if row.budget is None else f" @ {row.budget}"
-    return f"load test {row.series}{budget}, {row.load or 'load not recorded'}, {row.device or 'device not recorded'}"
+    return (
+        f"load test {row.load_test}: {row.series}{budget}, {row.load or 'load not recorded'}, block {row.block_size}, "
+        f"{row.device or 'device not recorded'}"
+    )
 
 
 def _row(known: Known, measured: Measured | None) -> list[Cell]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.longbench.aggregates import ENGLISH, OVERALL, Average, average
+from harness.longbench.aggregates import ENGLISH, Average, average, overall_average
 from harness.longbench.scoring import TaskScore
-from harness.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, TASKS
+from harness.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, PUBLISHED, TASKS
 from harness.report.metrics import run_metrics, task_scores
 from harness.store.manifest import FILE_NAME as MANIFEST
 from harness.store.manifest import Manifest, digest, read_manifest
@@ -57,6 +57,16 @@ class Run:
         return self.manifest.config["engine"]["block_size"]
 
     @property
+    def engine(self) -> str:
+        """Name of the engine."""
+        return self.manifest.config["engine"]["name"]
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests that ran at once, at most."""
+        return self.manifest.config["engine"]["max_num_seqs"]
+
+    @property
     def is_finished(self) -> bool:
         """Whether every sample that was asked for has its score."""
         return self.manifest.status == "finished"
@@ -84,24 +94,33 @@ class Run:
 
     @cached_property
     def averages(self) -> list[Average]:
-        """Means of task scores: all tasks, English and code tasks, then every category of the benchmark."""
+        """Means of task scores: all of LongBench, English and code tasks, then every category.
+
+        Own tasks are in none of them; a run of own tasks alone has their mean in the place of the first.
+        """
         expected = self._expected()
-        english = {task: rows for task, rows in expected.items() if TASKS[task].language != "zh"}
+        english = {task: rows for task, rows in expected.items() if PUBLISHED[task].language != "zh"}
         by_category = {
-            category: {task: rows for task, rows in expected.items() if TASKS[task].category == category}
+            category: {task: rows for task, rows in expected.items() if PUBLISHED[task].category == category}
             for category in CATEGORIES
         }
-        named = {OVERALL: expected, ENGLISH: english} | by_category
-        return [average(name, self.scores, tasks) for name, tasks in named.items()]
+        named = {ENGLISH: english} | by_category
+        overall = overall_average(self.scores, expected or self.manifest.data["num_expected"])
+        return [overall, *(average(name, self.scores, tasks) for name, tasks in named.items())]
 
     def _expected(self) -> dict[str, int]:
-        """Rows of every task of the benchmark, of tasks left out too, so that an average without them is partial."""
+        """Rows of every task of LongBench, of tasks left out too, so that an average without them is partial.
+
+        None in a run of own tasks alone.
+        """
         benchmark = self.manifest.config["benchmark"]
-        recorded: dict[str, int] = self.manifest.data["num_expected"]
+        recorded = {task: rows for task, rows in self.manifest.data["num_expected"].items() if task in PUBLISHED}
+        if not recorded:
+            return {}
         if benchmark["longbench_e"]:
-            published = {task: TASKS[task].num_rows_e for task in LONGBENCH_E_TASKS}
+            published = {task: PUBLISHED[task].num_rows_e for task in LONGBENCH_E_TASKS}
         else:
-            published = {name: task.num_rows for name, task in TASKS.items()}
+            published = {name: task.num_rows for name, task in PUBLISHED.items()}
         if benchmark["source"] == MINI:
             published = dict.fromkeys(published, benchmark["limit"])
         return published | recorded
@@ -127,9 +146,24 @@ class Group:
         return [run for run in self.runs if run.is_finished]
 
     def baseline(self, run: Run) -> Run | None:
-        """The full-cache run to hold `run` against: one of the same block size if there is one."""
-        full = [other for other in self.finished if other.policy == FULL_CACHE_POLICY and other is not run]
-        return min(full, key=lambda other: other.block_size != run.block_size, default=None)
+        """The full-cache run to hold the scores of `run` against: rather one of its engine, then of its block size."""
+
+        def distance(other: Run) -> tuple[bool, bool]:
+            return other.engine != run.engine, other.block_size != run.block_size
+
+        return min(self._full_cache_runs(run), key=distance, default=None)
+
+    def cost_baseline(self, run: Run) -> Run | None:
+        """The full-cache run to hold memory against: of the same engine with as many requests at once, else none."""
+        alike = [
+            other
+            for other in self._full_cache_runs(run)
+            if (other.engine, other.max_num_seqs) == (run.engine, run.max_num_seqs)
+        ]
+        return min(alike, key=lambda other: other.block_size != run.block_size, default=None)
+
+    def _full_cache_runs(self, run: Run) -> list[Run]:
+        return [other for other in self.finished if other.policy == FULL_CACHE_POLICY and other is not run]
 
 
 def find_folders(paths: Sequence[Path], file_name: str) -> list[Path]:
@@ -168,9 +202,12 @@ def make_groups(runs: Iterable[Run]) -> list[Group]:
 
 
 def _read_run(folder: Path) -> Run:
-    predictions = read_predictions(folder)
+    manifest, predictions = read_manifest(folder), read_predictions(folder)
+    for task in manifest.data["num_expected"]:
+        if task not in TASKS:
+            raise UserError(f"{folder} is of task {task}, unknown here. Install the package that registers it.")
     scored = [prediction for prediction in predictions if prediction.score is not None]
-    return Run(folder, read_manifest(folder), scored, len(predictions) - len(scored))
+    return Run(folder, manifest, scored, len(predictions) - len(scored))
 
 
 def _comparable(run: Run) -> list[Any]:
@@ -203,7 +240,7 @@ def _labelled(members: Sequence[Run]) -> list[Run]:
 
 def _variants(members: Sequence[Run]) -> list[str]:
     """What to call each run beside policy and budget: differing settings, then, if that is not enough, the run id."""
-    engines = [run.manifest.config["engine"] for run in members]
+    engines = [_engine_settings(run) for run in members]
     variants = []
     for run, engine in zip(members, engines, strict=True):
         options = [run.manifest.config["policy"]["options"], *_options_of(run.policy, members)]
@@ -213,6 +250,11 @@ def _variants(members: Sequence[Run]) -> list[str]:
         variant if seen[run.policy, run.budget, variant] == 1 else f"{variant} {run.manifest.run_id[-6:]}".strip()
         for run, variant in zip(members, variants, strict=True)
     ]
+
+
+def _engine_settings(run: Run) -> dict[str, Any]:
+    settings = run.manifest.config["engine"]
+    return {"engine" if key == "name" else key: value for key, value in settings.items()}
 
 
 def _options_of(policy: str, members: Sequence[Run]) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -23,27 +25,18 @@ class Percentiles:
     p99: float
 
 
-def read_usage(run: Run) -> list[BlockUsageSample]:
+def read_usage(run: Run) -> Sequence[BlockUsageSample]:
     """The engine steps of a run in order, its sessions one after the other; empty if they were not recorded."""
     path = run.folder / FILE_NAME
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole_lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
-    usage: list[BlockUsageSample] = []
-    session, offset = "", 0.0
-    for row in csv.DictReader(whole_lines):
-        if row["session"] != session:
-            session, offset = row["session"], usage[-1].t_s if usage else 0.0
-        usage.append(_step(row, offset))
-    return usage
+    return _read_usage(path, path.stat().st_mtime_ns) if path.exists() else []
 
 
 def peak_blocks(usage: Sequence[BlockUsageSample], in_prefill: bool) -> int | None:
     """Most KV blocks after a step that read prompts, or after one that read none; None if that was not recorded."""
     if not any(step.prefilling for step in usage):
         return None
-    return max((step.blocks for step in usage if bool(step.prefilling) == in_prefill), default=None)
+    of_kind = [step.blocks for step in usage if step.running and bool(step.prefilling) == in_prefill]
+    return max(of_kind, default=None)
 
 
 def blocks_per_request(usage: Sequence[BlockUsageSample]) -> float | None:
@@ -79,6 +72,20 @@ def total_tokens_per_s(run: Run) -> float | None:
         return None
     tokens = sum(p.num_prompt_tokens for p in run.predictions) + sum(session.num_output_tokens for session in sessions)
     return tokens / sum(session.generation_s for session in sessions)
+
+
+@lru_cache(maxsize=2)
+def _read_usage(path: Path, changed_ns: int) -> list[BlockUsageSample]:
+    """The file as it is since `changed_ns`; a row of a table asks several times for a run's and its baseline's."""
+    content = path.read_bytes()
+    whole_lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
+    usage: list[BlockUsageSample] = []
+    session, offset = "", 0.0
+    for row in csv.DictReader(whole_lines):
+        if row["session"] != session:
+            session, offset = row["session"], usage[-1].t_s if usage else 0.0
+        usage.append(_step(row, offset))
+    return usage
 
 
 def _step(row: dict[str, str], offset: float) -> BlockUsageSample:

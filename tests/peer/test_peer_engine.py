@@ -75,8 +75,11 @@ def test_counts_are_means_over_layers_of_the_real_lengths(start):
     assert (stats.peak_blocks, stats.num_steps) == (4, 6)
     assert stats.mean_blocks == pytest.approx((4 + 3 + 3 + 2 + 2 + 2) / 6)
     assert (stats.num_evictions, stats.num_evicted_tokens, stats.eviction_time_s) == (1, 11, 0.125)
-    assert [sample.blocks for sample in stats.block_usage] == [4, 3, 2, 2]
-    assert [sample.t_s for sample in stats.block_usage[:2]] == [0, 0.25]
+    # One row a forward, as vLLM has one a step, so that the mean blocks of a request are the same measure.
+    assert [sample.blocks for sample in stats.block_usage] == [4, 3, 3, 2, 2, 2]
+    assert [sample.prefilling for sample in stats.block_usage] == [1, 0, 0, 1, 0, 0]
+    assert {sample.running for sample in stats.block_usage} == {1}
+    assert [sample.t_s for sample in stats.block_usage[:3]] == [0, 0.125, 0.25]
 
 
 def test_the_worker_is_told_press_and_budget_and_runs_isolated(start, tmp_path, capsys):

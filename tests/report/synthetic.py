@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from harness.generation import BlockUsageSample
 from harness.longbench.data import Row, content_hash
@@ -38,6 +39,8 @@ def write_run(
     scores: dict[str, float] | None = None,
     retention: bool = False,
     usage: bool = True,
+    engine: dict | None = None,
+    cpu: str = "Test CPU",
 ) -> Path:
     """Write a run and return its folder.
 
@@ -45,25 +48,33 @@ def write_run(
         num_done: samples that are finished, all by default.
         scores: sample id -> score from 0 to 1, for samples whose score matters.
         retention: whether positions kept were recorded (the first tokens and the last ones).
+        engine: settings other than the usual ones.
     """
     rows = [row for task in TASKS if task in tasks for row in generate(task, num_rows, 0)]
     name = f"{policy}-b{budget}-{model}-{status}-{block_size}"
-    name += hashlib.sha256(json.dumps([options, benchmark]).encode()).hexdigest()[:6]
+    name += hashlib.sha256(json.dumps([options, benchmark, engine, cpu]).encode()).hexdigest()[:6]
     folder = parent / name
     folder.mkdir(parents=True)
     done = [prediction(row, policy, budget, (scores or {}).get(f"{row.task}/{row.row_id}")) for row in rows[:num_done]]
-    write_manifest(
-        folder, manifest(name, policy, budget, model, rows, num_rows, status, block_size, options, benchmark)
-    )
+    made = manifest(name, policy, budget, model, rows, num_rows, status, block_size, options, benchmark)
+    made.config["engine"].update(engine or {})
+    made.config["record_retention"] = retention
+    made.hardware["cpu"] = cpu
+    write_manifest(folder, made)
     with open_for_append(folder) as file:
         for one in done:
             append_prediction(file, one)
     if usage:
-        steps = [BlockUsageSample(step * 0.5, 10 + (step * 7) % 20, 1 + step % 3) for step in range(40)]
-        append_block_usage(folder, 1, steps)
+        each = blocks_of_a_request(budget, block_size)
+        steps = [BlockUsageSample(step * 0.5, each * (1 + step % 3), 1 + step % 3) for step in range(39)]
+        append_block_usage(folder, 1, [*steps, BlockUsageSample(20.0, 1, 0)])
     if retention:
         append_retention(folder, kept(done, budget))
     return folder
+
+
+def blocks_of_a_request(budget: int | None, block_size: int) -> int:
+    return 40 if budget is None else budget // block_size
 
 
 def manifest(
@@ -81,7 +92,8 @@ def manifest(
     expected: dict[str, int] = {}
     for row in rows:
         expected[row.task] = expected.get(row.task, 0) + 1
-    mean_blocks = 40.0 if budget is None else budget / block_size
+    # The pool's mean also says how many requests ran at once: here three under a budget and one in the full cache.
+    mean_blocks = float(blocks_of_a_request(budget, block_size) * (1 if budget is None else 3))
     session = Session(
         started_at="2026-01-01T00:00:00+00:00",
         status=status,
@@ -89,6 +101,7 @@ def manifest(
         num_samples=len(rows),
         num_output_tokens=OUTPUT_TOKENS * len(rows),
         generation_s=10.0 if budget is None else 5.0,
+        num_measured=len(rows),
         engine={
             "block_size": block_size,
             "num_blocks": 1000,
@@ -224,8 +237,18 @@ def bench_rows(model: str = "tiny", block_size: int = BLOCK_SIZE) -> list[dict]:
     return rows
 
 
-def write_bench(parent: Path, rows: Sequence[dict]) -> Path:
-    folder = parent / "bench"
+def write_bench(parent: Path, rows: Sequence[dict], name: str = "bench", **settings: Any) -> Path:
+    """Write the rows of a load test, and a manifest with `settings` on top of the usual ones if there are any."""
+    folder = parent / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(json.dumps(rows))
+    if settings:
+        config = {
+            "model": {"dtype": "float16"},
+            "engine": {"name": "vllm", "block_size": 16, "max_num_seqs": 64, "reserve": True, "kv_cache_gib": None},
+            "load": {"request_rate": None},
+            "load_format": "auto",
+        }
+        made = {"run_id": name, "status": "finished", "code_sha256": "c" * 64, "config": config | settings}
+        (folder / "bench_manifest.json").write_text(json.dumps(made))
     return folder

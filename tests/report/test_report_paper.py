@@ -64,8 +64,59 @@ def test_a_score_is_measured_by_a_run_of_the_same_model_method_and_budget(tmp_pa
     write_run(tmp_path / "model", **fitting | {"model": "llama3.2-3b"}, **local)
     write_run(tmp_path / "stopped", **fitting, **local, status="interrupted")
     write_run(tmp_path / "short", **fitting, benchmark=LOCAL | {"max_prompt_tokens": 5000}, num_rows=10)
+    write_run(tmp_path / "engine", **fitting, **local, engine={"name": "kvpress"})
     assert measured(known, read_runs([tmp_path / "fits"])) == ["25.00 (10/10)"]
     assert measured(known, read_runs([path for path in tmp_path.iterdir() if path.name != "fits"])) == ["not measured"]
+
+
+def test_variants_of_a_method_are_rows_of_their_own_that_say_which(tmp_path):
+    known = [row_of(read_paper(PAPER), method="paged_eviction", dataset="gov_report", budget=1024)]
+    fitting = {"policy": "paged_eviction", "budget": 1024, "model": "llama3.2-1b", "tasks": ("gov_report",)}
+    rows = [f"gov_report/mini-gov_report-0-{n}" for n in range(12)]
+    literal, protected = {"protect_first": 0}, {"protect_first": 32}
+    for options, num_rows, score in ((literal, 10, 0.25), (protected, 12, 0.5), (protected, 11, 0.75)):
+        scores = dict.fromkeys(rows[:num_rows], score)
+        folder = tmp_path / str(num_rows)
+        write_run(folder, **fitting, benchmark=LOCAL, num_rows=num_rows, scores=scores, options=options, block_size=16)
+    write_run(tmp_path / "32", **fitting, benchmark=LOCAL, options=literal, scores=dict.fromkeys(rows, 1.0))
+    table = paper_table(known, read_runs([tmp_path]), [])
+    found = {row[9].text.split(": ")[1]: row[8].text for row in table.rows}
+    assert found == {
+        "protect_first=0, prompts up to 2048 tokens, float32": "25.00 (10/10)",
+        "protect_first=32, prompts up to 2048 tokens, float32": "50.00 (12/12)",
+        "protect_first=0, prompts up to 2048 tokens, float32, block 32 instead of 16": "100.00 (12/12)",
+    }
+    assert [row[7].text for row in table.rows] == ["~24.5"] * 3
+    assert len(table.records) == 3
+
+
+def test_latency_is_that_of_the_budget_and_the_load_of_the_authors_script(tmp_path):
+    known = [one for one in read_paper(PAPER) if one.metric == "latency reduction" and one.model == "llama3.2-1b"]
+    rows = []
+    for row in bench_rows("llama3.2-1b", block_size=16):
+        policy, budget = {None: ("full", None), 128: ("paged_eviction", 128), 256: ("paged_eviction", 4096)}[
+            row["budget"]
+        ]
+        rows.append(row | LOAD | {"policy": policy, "budget": budget})
+    small = [row for row in rows if row["budget"] != 4096]
+    write_bench(tmp_path / "both", rows)
+    write_bench(tmp_path / "small", small)
+    write_bench(tmp_path / "other", [row | {"output_tokens": 256} for row in rows])
+    assert measured(known, bench=read_bench([tmp_path / "both"])) == ["+33.3"]
+    assert measured(known, bench=read_bench([tmp_path / "small"])) == ["not measured"]
+    assert measured(known, bench=read_bench([tmp_path / "other"])) == ["not measured"]
+
+
+def test_a_budget_that_the_paper_does_not_tell_gives_a_row_for_each_of_ours(tmp_path):
+    known = [row_of(read_paper(PAPER), method="inverse_key_l2", metric="throughput")]
+    rows = [
+        row | LOAD | {"policy": "inverse_key_l2"} for row in bench_rows("llama3.2-1b", block_size=16) if row["budget"]
+    ]
+    table = paper_table(known, [], read_bench([write_bench(tmp_path, rows)]))
+    assert [row[8].text for row in table.rows] == ["440", "330"]
+    assert ["inverse_key_l2 @ 128" in table.rows[0][9].text, "inverse_key_l2 @ 256" in table.rows[1][9].text] == [
+        True
+    ] * 2
 
 
 def test_throughput_and_gain_come_from_load_tests_of_the_same_load(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from harness.longbench.mini import generate
 from harness.report.accuracy import accuracy_table, by_category
 from harness.report.costs import memory_table, speed_table
-from harness.report.differences import difference_tables
+from harness.report.differences import NUM_FLIPS, difference_tables
 from harness.report.grid import Cell, format_number, mark_best
 from harness.report.runs import make_groups, read_runs
 from harness.report.writers import escape_latex, latex, markdown, write_table
@@ -144,6 +144,38 @@ def test_differences_are_paired_and_adjusted_over_the_whole_table(group):
     assert [row[0].text for row in averages.rows] == ["mean of 2 tasks"] * 2
 
 
+@pytest.mark.parametrize(("num_policies", "is_said"), [(12, False), (13, True)])
+def test_a_table_that_cannot_mark_anything_says_so(tmp_path, num_policies, is_said):
+    """Ten contexts give 2/1024 at least: 25 tests (two are a policy's) are still below 0.05, 26 are not."""
+    write_run(tmp_path, tasks=TASKS, num_rows=NUM_ROWS, scores=FULL)
+    for number in range(num_policies):
+        write_run(tmp_path, f"policy_{number}", 256, tasks=TASKS, num_rows=NUM_ROWS, scores=BAD)
+    (only,) = make_groups(read_runs([tmp_path]))
+    averages, tasks = difference_tables(only)
+    said = [note for note in tasks.notes if "no difference can be significant" in note]
+    if is_said:
+        assert said == [
+            "With n = 10 and 26 tests no difference can be significant: the smallest p that a test can give is 0.002, "
+            "times 26 0.051."
+        ]
+    else:
+        assert said == []
+    assert any("*" in cell.text for row in tasks.rows for cell in row) == (not is_said)
+    assert not any("no difference can be significant" in note for note in averages.notes)
+
+
+def test_a_large_table_can_still_mark_a_difference(tmp_path):
+    """504 tests (12 policies, 2 budgets, 21 tasks) with enough samples in each."""
+    assert 504 / (1 + NUM_FLIPS) < 0.05
+    higher = {f"qasper/{row.row_id}": 0.9 for row in generate("qasper", 40, 0)}
+    write_run(tmp_path, tasks=("qasper",), num_rows=40, scores=higher)
+    write_run(tmp_path, "window", 256, tasks=("qasper",), num_rows=40, scores=dict.fromkeys(higher, 0.1))
+    (only,) = make_groups(read_runs([tmp_path]))
+    (record,) = difference_tables(only)[1].records
+    assert record["p"] == pytest.approx(1 / (1 + NUM_FLIPS))
+    assert [cell.text for cell in difference_tables(only)[1].rows[0]][8:10] == ["< 0.0001", "< 0.0001"]
+
+
 def test_runs_on_other_samples_are_not_paired(group, tmp_path):
     write_run(tmp_path, num_done=47)
     write_run(tmp_path, "window", 256)
@@ -174,25 +206,27 @@ def test_memory_comes_from_the_pool_and_is_held_against_the_full_cache(group):
         "In prefill": "-",
         "In decode": "-",
         "Peak KV": "15.0",
-        "Mean blocks": "8.0",
-        "Mean KV": "2.0",
-        "Blocks a request": "9.9",
+        "Mean blocks": "24.0",
+        "Mean KV": "6.0",
+        "Blocks a request": "8.0",
+        "KV a request": "2.0",
         "Resident, peak": "1000",
         "Resident, mean peak": "1000",
         "Resident, end": "256",
-        "Mean to full": "20.0",
+        "To full": "20.0",
     }
-    assert cells_of(memory_table(group), "full")["Mean to full"] == "-"
+    assert cells_of(memory_table(group), "full")["To full"] == "-"
 
 
 def test_peaks_in_prefill_and_decode_are_told_apart_where_recorded(tmp_path):
     folder = write_run(tmp_path, usage=False)
     (folder / "block_usage.csv").write_text(
-        "session,t_s,blocks,running,prefilling\n1,0.0,30,2,1\n1,1.0,12,2,0\n1,2.0,11,2,0\n"
+        "session,t_s,blocks,running,prefilling\n1,0.0,30,2,1\n1,1.0,12,2,0\n1,1.5,25,0,0\n1,2.0,10,2,0\n"
     )
     (group,) = make_groups(read_runs([tmp_path]))
     cells = cells_of(memory_table(group), "full")
-    assert (cells["In prefill"], cells["In decode"]) == ("30", "12")
+    assert (cells["In prefill"], cells["In decode"]) == ("30", "12"), "blocks handed back are no step"
+    assert cells["Blocks a request"] == "8.7"
 
 
 def test_speed_holds_throughput_percentiles_and_evictions(group):
@@ -205,12 +239,18 @@ def test_speed_holds_throughput_percentiles_and_evictions(group):
         "TPOT p90": "100.00",
         "E2E p99": "2.40",
     }
-    assert (cells["Evicted from"], cells["Evictions"], cells["Evicting"], cells["Preemptions"]) == (
+    assert (cells["Evicted from"], cells["Evictions"], cells["Compaction"], cells["Preemptions"]) == (
         "100",
         "20",
         "5.00",
         "0",
     )
+
+
+def test_compaction_is_not_sold_as_the_cost_of_a_policy(group):
+    caption = speed_table(group).caption
+    assert "Compaction: time in which evictions were carried out, as the host sees it (on a GPU the time to" in caption
+    assert "What a policy watches during the forward passes (attention, queries) is not in it" in caption
 
 
 def test_only_the_largest_is_best_and_only_its_interval_makes_others_near():
@@ -225,6 +265,6 @@ def test_a_zero_has_no_sign():
 
 
 def test_latex_prints_every_special_character():
-    assert escape_latex(r"a_b 5% {x} #1 ~ ^ \ ± ≈") == (
-        r"a\_b 5\% \{x\} \#1 \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$ $\approx$"
+    assert escape_latex(r"a_b 5% {x} #1 ~ ^ \ ± ≈ <") == (
+        r"a\_b 5\% \{x\} \#1 \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$ $\approx$ $<$"
     )

@@ -1,0 +1,131 @@
+"""What runs of several engines, machines and options are held against, and what is said of them."""
+
+import pytest
+
+from harness.longbench.mini import generate
+from harness.report.accuracy import accuracy_table
+from harness.report.chart_speed import throughput_charts
+from harness.report.conditions import BUDGET_MEANING, setting
+from harness.report.costs import memory_table, speed_table
+from harness.report.differences import difference_tables
+from harness.report.runs import Group, make_groups, read_runs
+from tests.report.synthetic import write_run
+
+KVPRESS = {"name": "kvpress"}
+
+
+def group_of(parent) -> Group:
+    (only,) = make_groups(read_runs([parent]))
+    return only
+
+
+def run_of(group: Group, policy: str, engine: str):
+    (found,) = [run for run in group.runs if (run.policy, run.engine) == (policy, engine)]
+    return found
+
+
+def to_full(group: Group, label: str) -> str:
+    table = memory_table(group)
+    (row,) = [row for run, row in zip(group.runs, table.rows, strict=True) if run.label == label]
+    assert table.columns[-1].title == "To full"
+    return row[-1].text
+
+
+def test_memory_is_held_against_the_full_cache_of_the_same_engine_only(tmp_path):
+    write_run(tmp_path, engine=KVPRESS)
+    write_run(tmp_path, "window", 256)
+    write_run(tmp_path, "random", 256, engine=KVPRESS)
+    group = group_of(tmp_path)
+    assert to_full(group, "window (engine=vllm) @ 256") == "-"
+    assert to_full(group, "random (engine=kvpress) @ 256") == "20.0"
+
+
+def test_memory_is_held_against_as_many_requests_at_once_only(tmp_path):
+    write_run(tmp_path)
+    write_run(tmp_path, "window", 256, engine={"max_num_seqs": 4})
+    write_run(tmp_path, "random", 256)
+    group = group_of(tmp_path)
+    assert to_full(group, "window (max_num_seqs=4) @ 256") == "-"
+    assert to_full(group, "random (max_num_seqs=16) @ 256") == "20.0"
+
+
+@pytest.mark.parametrize("first", ["vllm", "kvpress"])
+def test_scores_are_rather_held_against_the_full_cache_of_the_same_engine(tmp_path, first):
+    for engine in sorted(("vllm", "kvpress"), key=first.__ne__):
+        write_run(tmp_path, engine={"name": engine})
+        write_run(tmp_path, "window", 256, engine={"name": engine}, block_size=64)
+    group = group_of(tmp_path)
+    for engine in ("vllm", "kvpress"):
+        assert group.baseline(run_of(group, "window", engine)) is run_of(group, "full", engine)
+    assert not any("is held against" in note for note in difference_tables(group)[0].notes)
+
+
+def test_scores_held_against_another_engine_say_so(tmp_path):
+    write_run(tmp_path, engine=KVPRESS)
+    write_run(tmp_path, "window", 256)
+    averages, tasks = difference_tables(group_of(tmp_path))
+    note = "window (engine=vllm) @ 256 is held against the full cache of engine=kvpress, its own has none."
+    assert note in averages.notes
+    assert note in tasks.notes
+
+
+def test_blocks_are_said_to_come_from_where_they_come_from(tmp_path):
+    write_run(tmp_path / "vllm")
+    write_run(tmp_path / "peers", engine={"name": "hf"})
+    write_run(tmp_path / "peers", "window", 256, engine=KVPRESS)
+    pool = "read from vLLM's pool"
+    counted = "counted from the cache lengths of the only request that runs (engine=hf, kvpress)"
+    assert f"after every step {pool}." in memory_table(group_of(tmp_path / "vllm")).caption
+    assert f"after every step {counted}." in memory_table(group_of(tmp_path / "peers")).caption
+    assert f"after every step {pool}, {counted}." in memory_table(group_of(tmp_path)).caption
+
+
+def test_all_machines_are_named_and_times_of_several_are_said_not_to_compare(tmp_path):
+    write_run(tmp_path, cpu="Fast CPU")
+    write_run(tmp_path, "window", 256, cpu="Slow CPU")
+    group = group_of(tmp_path)
+    assert "Fast CPU, 2 cores and Slow CPU, 2 cores" in setting(group)
+    note = "The runs were made on different machines (column Machine of Runs): their times do not compare."
+    assert note in speed_table(group).notes
+    assert note not in memory_table(group).notes
+    assert note in throughput_charts([group], [])[1].caption
+
+
+def test_runs_slowed_by_recording_positions_are_named_where_speed_is_shown(tmp_path):
+    write_run(tmp_path, retention=True)
+    write_run(tmp_path, "window", 256, retention=True)
+    write_run(tmp_path, "random", 256)
+    (note,) = [note for note in speed_table(group_of(tmp_path)).notes if "record_retention" in note]
+    assert note.endswith("slows evicting runs, and the full cache records nothing: window @ 256.")
+
+
+def test_every_option_set_of_a_policy_is_told(tmp_path):
+    write_run(tmp_path, "window", 256, options={"sinks": 4})
+    write_run(tmp_path, "window", 256, options={"sinks": 0})
+    write_run(tmp_path, "window", 512, options={"sinks": 0})
+    assert "Parameters: window (sinks=0); window (sinks=4)." in accuracy_table(group_of(tmp_path)).caption
+
+
+def test_the_budget_is_not_said_to_hold_all_tokens_where_only_prompts_are_evicted():
+    for policy in ("snapkv", "chunkkv", "expected_attention", "lagkv"):
+        assert policy in BUDGET_MEANING
+    assert "tokens of the prompt, and generated ones come on top" in BUDGET_MEANING
+
+
+def test_a_mean_is_the_same_number_in_all_tables(tmp_path):
+    """Tasks of 13.404, 13.404 and 13.409: their mean rounds to 13.41, that of their published two decimals to 13.40."""
+    num_higher = {"qasper": 4, "hotpotqa": 4, "lcc": 9}
+    scores = {
+        f"{task}/{row.row_id}": 0.1341 if number < higher else 0.134
+        for task, higher in num_higher.items()
+        for number, row in enumerate(generate(task, 10, 0))
+    }
+    for policy, budget in (("full", None), ("window", 256)):
+        write_run(tmp_path, policy, budget, tasks=tuple(num_higher), num_rows=10, scores=scores)
+    group = group_of(tmp_path)
+    averages, tasks = difference_tables(group)
+    accuracy = accuracy_table(group)
+    texts = [cell.text.split(" ")[0] for cell in accuracy.rows[0]]
+    shown = dict(zip([column.title for column in accuracy.columns], texts, strict=True))
+    assert [cell.text for cell in averages.rows[0][4:6]] == [shown["all tasks"]] * 2 == ["13.40"] * 2
+    assert {row[0].text: row[4].text for row in tasks.rows} == {task: shown[task] for task in num_higher}
