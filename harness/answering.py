@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.errors import UserError
 from harness.generation import Engine, GenerationRequest, GenerationResult
@@ -14,6 +14,7 @@ from harness.longbench.prompting import Sample, iter_samples
 from harness.longbench.scoring import ScoringPool
 from harness.longbench.tasks import TASKS
 from harness.progress import Progress
+from harness.session import SessionRecord
 from harness.store.predictions import Prediction, append_prediction, open_for_append
 
 if TYPE_CHECKING:
@@ -32,18 +33,8 @@ class Prompting:
     max_model_len: int
 
 
-@dataclass
-class Tally:
-    """What a session has done so far, as in `harness.store.manifest.Session`; right after any interruption."""
-
-    num_samples: int = 0
-    num_output_tokens: int = 0
-    generation_s: float = 0.0
-    engine: dict[str, Any] | None = None
-
-
 def answer_rows(
-    engine: Engine, rows: Sequence[Row], prompting: Prompting, folder: Path, pool: ScoringPool, tally: Tally
+    engine: Engine, rows: Sequence[Row], prompting: Prompting, folder: Path, pool: ScoringPool, record: SessionRecord
 ) -> None:
     """Answer every row, appending each prediction to the run folder as it comes and handing it to the scorers.
 
@@ -54,6 +45,7 @@ def answer_rows(
     """
     waiting: dict[str, Sample] = {}
     failed: list[str] = []
+    num_answered = 0
     started = time.perf_counter()
     with open_for_append(folder) as file, Progress("samples", len(rows)) as progress:
         for result in engine.generate(_requests(rows, prompting, waiting)):
@@ -62,15 +54,16 @@ def answer_rows(
                 prediction = _prediction(sample, result, prompting.tokenizer)
                 append_prediction(file, prediction)
                 submit(pool, prediction)
-                tally.num_samples += 1
-                tally.num_output_tokens += prediction.num_output_tokens
-                tally.generation_s = time.perf_counter() - started
+                record.count(prediction.num_output_tokens, time.perf_counter() - started)
+                num_answered += 1
             else:
                 failed.append(f"{result.request_id} ({result.finish_reason})")
             progress.advance(sample.task)
+            record.measure_if_due(engine)
     failed += [f"{sample_id} (no answer)" for sample_id in waiting]
-    if tally.num_samples + len(failed) != len(rows):
-        raise RuntimeError(f"the engine took {tally.num_samples + len(failed)} of {len(rows)} requests")
+    if num_answered + len(failed) != len(rows):
+        raise RuntimeError(f"the engine took {num_answered + len(failed)} of {len(rows)} requests")
+    record.measure(engine)
     if failed:
         raise UserError(
             f"{len(failed)} of {len(rows)} samples failed: {', '.join(failed[:NUM_NAMED_FAILURES])}"

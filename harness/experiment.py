@@ -8,15 +8,14 @@ import contextlib
 import json
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.answering import Prompting, Tally, answer_rows, submit
+from harness.answering import Prompting, answer_rows, submit
 from harness.config import HarnessConfig, as_plain
 from harness.engines import build_engine, check_policy, prepare_engine
 from harness.eviction_check import check_evictions
-from harness.generation import Engine
 from harness.hardware import inference_device
 from harness.longbench.data import Row
 from harness.longbench.loading import LoadedBenchmark, load_benchmark
@@ -26,19 +25,26 @@ from harness.longbench.scoring import ScoringPool
 from harness.models import load_tokenizer, resolve_model
 from harness.report.metrics import run_metrics
 from harness.report.tables import print_run, write_summary_csv
-from harness.store.block_usage import append_block_usage
+from harness.session import SessionRecord
 from harness.store.manifest import (
     Manifest,
-    Session,
-    Status,
     new_manifest,
-    now,
     read_manifest,
     write_json,
     write_manifest,
 )
 from harness.store.predictions import Prediction, read_predictions, replace_predictions
-from harness.store.run_folder import check_same_run, clear, disk_errors_named, has_run, locked, make_run_id
+from harness.store.result_code import ResultCode, result_code
+from harness.store.run_folder import (
+    check_same_run,
+    clear,
+    disk_errors_named,
+    find_run_of_other_code,
+    has_run,
+    locked,
+    make_run_id,
+    was_begun_under,
+)
 from harness.tracking import track
 
 METRICS = "metrics.json"
@@ -47,12 +53,19 @@ SUMMARY = "summary.csv"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run whose data is loaded, so that its id is known."""
+    """A run whose data is loaded, so that its id is known.
+
+    Attributes:
+        claim: what a sweep's job took the run with, None for a single run. `overwrite` throws nothing away that was
+            begun under the same claim, so that a job that is queued again goes on.
+    """
 
     config: HarnessConfig
     command: str
     benchmark: LoadedBenchmark
+    code: ResultCode
     run_id: str
+    claim: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -73,12 +86,13 @@ def plan_run(config: HarnessConfig, command: str) -> PlannedRun:
         command: the command line, as recorded and as printed for resuming.
 
     Raises:
-        UserError: the rows cannot be had.
+        UserError: the rows cannot be had, or a source file that decides results is not Python.
     """
     prepare_engine(config.engine)
     with disk_errors_named(Path(config.results_dir)):
         benchmark = _load(config)
-    return PlannedRun(config, command, benchmark, make_run_id(as_plain(config), benchmark.content_hash))
+    code = result_code([config.policy.name], config.engine.name)
+    return PlannedRun(config, command, benchmark, code, make_run_id(as_plain(config), benchmark.content_hash, code))
 
 
 def carry_out(planned: PlannedRun) -> bool:
@@ -112,23 +126,30 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 def _finish(planned: PlannedRun) -> bool:
     """Do what is left of a run; False if nothing is."""
     config, folder = planned.config, planned.folder
-    fresh = new_manifest(
-        planned.run_id, as_plain(config), planned.command, _data_record(planned.benchmark), _seeds(config)
-    )
-    if not config.overwrite and _is_finished(folder, fresh):
+    fresh = _fresh_manifest(planned)
+    overwrite = config.overwrite and not was_begun_under(planned.claim, folder)
+    if not overwrite and _is_finished(folder, fresh):
         return False
+    if not has_run(folder) and (earlier := find_run_of_other_code(folder, fresh)):
+        print(f"the same settings ran before with other code: {earlier}", flush=True)
     model_path = resolve_model(config.model)
     check_policy(config)
     with locked(folder):
-        if config.overwrite:
+        if overwrite:
             clear(folder)
         if _is_finished(folder, fresh):
             return False
         manifest = read_manifest(folder) if has_run(folder) else fresh
-        with _session(folder, manifest) as tally:
-            _answer_missing(config, planned.benchmark.rows, model_path, folder, tally)
+        with _session(folder, manifest) as record:
+            _answer_missing(config, planned.benchmark.rows, model_path, folder, record)
             check_evictions(config.policy, read_predictions(folder))
     return True
+
+
+def _fresh_manifest(planned: PlannedRun) -> Manifest:
+    config, data = planned.config, _data_record(planned.benchmark)
+    manifest = new_manifest(planned.run_id, as_plain(config), planned.command, data, _seeds(config), planned.code)
+    return replace(manifest, claim=planned.claim)
 
 
 def _is_finished(folder: Path, fresh: Manifest) -> bool:
@@ -179,24 +200,21 @@ def _seeds(config: HarnessConfig) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _session(folder: Path, manifest: Manifest) -> Iterator[Tally]:
+def _session(folder: Path, manifest: Manifest) -> Iterator[SessionRecord]:
     """Record in the manifest that a session begins, and how it ends; write the metrics of a finished run."""
-    started = Session(started_at=now())
-    manifest = replace(manifest, status="started", error=None, sessions=[*manifest.sessions, started])
-    write_manifest(folder, manifest)
-    tally = Tally()
+    record = SessionRecord(folder, manifest)
     try:
-        yield tally
-        finished = _ended(manifest, "finished", tally)
+        yield record
+        finished = record.end("finished")
         metrics = run_metrics(finished, read_predictions(folder))
         write_json(folder / METRICS, metrics)
         write_summary_csv(folder / SUMMARY, finished, metrics)
         write_manifest(folder, finished)
     except KeyboardInterrupt:
-        _record_end(folder, _ended(manifest, "interrupted", tally))
+        _record_end(folder, record.end("interrupted"))
         raise
     except BaseException:
-        _record_end(folder, _ended(manifest, "failed", tally, traceback.format_exc()))
+        _record_end(folder, record.end("failed", traceback.format_exc()))
         raise
 
 
@@ -206,13 +224,9 @@ def _record_end(folder: Path, manifest: Manifest) -> None:
         write_manifest(folder, manifest)
 
 
-def _ended(manifest: Manifest, status: Status, tally: Tally, error: str | None = None) -> Manifest:
-    *earlier, session = manifest.sessions
-    ended = replace(session, status=status, ended_at=now(), **asdict(tally))
-    return replace(manifest, status=status, error=error, sessions=[*earlier, ended])
-
-
-def _answer_missing(config: HarnessConfig, rows: Sequence[Row], model_path: str, folder: Path, tally: Tally) -> None:
+def _answer_missing(
+    config: HarnessConfig, rows: Sequence[Row], model_path: str, folder: Path, record: SessionRecord
+) -> None:
     """Answer and score what no earlier session did."""
     tokenizer, stop_token_ids = load_tokenizer(model_path, config.model.revision)
     prompting = Prompting(tokenizer, stop_token_ids, config.model.max_model_len)
@@ -228,8 +242,7 @@ def _answer_missing(config: HarnessConfig, rows: Sequence[Row], model_path: str,
                 submit(pool, prediction)
         if missing:
             with contextlib.closing(build_engine(config, model_path, folder)) as engine:
-                answer_rows(engine, missing, prompting, folder, pool, tally)
-                tally.engine = _record_stats(engine, folder)
+                answer_rows(engine, missing, prompting, folder, pool, record)
         _fill_in_scores(folder, pool)
 
 
@@ -247,14 +260,6 @@ def _wanted_rows(config: HarnessConfig, rows: Sequence[Row], prompting: Promptin
         max_prompt_tokens=longest,
     )
     return [sample.row for sample in samples]
-
-
-def _record_stats(engine: Engine, folder: Path) -> dict[str, Any]:
-    stats = engine.stats()
-    append_block_usage(folder, len(read_manifest(folder).sessions), stats.block_usage)
-    counts = asdict(stats)
-    del counts["block_usage"]
-    return counts
 
 
 def _fill_in_scores(folder: Path, pool: ScoringPool) -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -57,11 +58,12 @@ def _carry_out(job: "Job") -> "Outcome":
 
     planned = plan_run(job.config, job.command)
     if job.sweep_folder is not None:
-        owner = claim(job.sweep_folder, planned.run_id)
-        if owner != job.sweep_folder.name:
-            note = f"the same run as job {owner}"
+        taken = claim(job.sweep_folder, planned.run_id)
+        if taken.job != job.sweep_folder.name:
+            note = f"the same run as job {taken.job}"
             print(f"{planned.run_id} is skipped: {note}")
             return Outcome("skipped", job.command, planned.run_id, note=note)
+        planned = replace(planned, claim=taken.name)
     has_worked = carry_out(planned)
     score = read_metrics(planned.folder)["overall"]["score"]
     if has_worked:

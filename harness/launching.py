@@ -12,6 +12,7 @@ say so at length: the run is told alone, and shuts its engine down in order. Wha
 import contextlib
 import os
 import pickle
+import re
 import shlex
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -29,6 +31,7 @@ from harness.errors import UserError
 from harness.sweep import Outcome, write_outcome
 
 PROGRAM = "python -m harness"
+CONFIG_NAME = "config"
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 QUIET_TRACKER = "ignore:resource_tracker:UserWarning"  # it cleans up after killed processes, and need not say so
@@ -58,7 +61,7 @@ def launch(config: DictConfig) -> None:
         KeyboardInterrupt: the run was told to stop, and did.
     """
     hydra = HydraConfig.get()
-    command = f"{PROGRAM} {shlex.join(hydra.overrides.task)}".rstrip()
+    command = resuming_command(hydra, config)
     sweep_folder = Path(hydra.runtime.output_dir) if hydra.mode == RunMode.MULTIRUN else None
     try:
         code = _carry_out(config, command, sweep_folder)
@@ -86,6 +89,18 @@ def _carry_out(config: DictConfig, command: str, sweep_folder: Path | None) -> i
         print(f"error: {cause}{hint}. Finished samples are kept; to go on: {command}", file=sys.stderr)
         _record(sweep_folder, Outcome("failed", command, note=cause))
     return code
+
+
+def resuming_command(hydra: HydraConf, config: DictConfig) -> str:
+    """What starts this run alone with the same configuration, or goes on with it: it does not overwrite."""
+    flags = [] if hydra.job.config_name == CONFIG_NAME else ["--config-name", hydra.job.config_name]
+    for source in hydra.runtime.config_sources:
+        if source.provider == "command-line":
+            flags += ["--config-dir", source.path]
+    search_path = [override for override in hydra.overrides.hydra if override.startswith("hydra.searchpath=")]
+    overrides = [override for override in hydra.overrides.task if not re.match(r"\+*overwrite=", override)]
+    last = ["overwrite=false"] if config.overwrite else []
+    return f"{PROGRAM} {shlex.join([*flags, *search_path, *overrides, *last])}".rstrip()
 
 
 def run_apart(job: Job) -> int:

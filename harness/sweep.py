@@ -6,6 +6,8 @@
 
 import contextlib
 import json
+import shutil
+import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +30,7 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        command: what starts this job alone.
+        command: what starts this job alone, or goes on with it.
         score: mean of the task scores, None without one.
         note: why it was skipped or failed.
     """
@@ -40,27 +42,44 @@ class Outcome:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """Which job of a sweep has a run.
+
+    Attributes:
+        job: its number.
+        name: unique; the same when the job is queued again.
+    """
+
+    job: str
+    name: str
+
+
 class SweepCallback(Callback):
     """Hydra's word that a sweep begins, in the process that launches it."""
 
     folder: ClassVar[Path | None] = None
+    overwrites: ClassVar[bool] = False
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
-        """Remember the folder of the sweep."""
+        """Remember the sweep, and forget the claims of an earlier one in the same folder."""
         SweepCallback.folder = Path(config.hydra.sweep.dir)
+        SweepCallback.overwrites = bool(config.overwrite)
+        shutil.rmtree(SweepCallback.folder / CLAIMS, ignore_errors=True)
 
 
-def claim(job_folder: Path, run_id: str) -> str:
+def claim(job_folder: Path, run_id: str) -> Claim:
     """Take a run for this job, unless another job of the sweep has it.
 
     Returns:
-        number of the job that has the run: this one's, or that of a job with the same run.
+        The claim of the job that has the run: this one, or one with the same run.
     """
     claims = job_folder.parent / CLAIMS
     claims.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        (claims / run_id).symlink_to(job_folder.name)
-    return (claims / run_id).readlink().name
+        (claims / run_id).symlink_to(f"{job_folder.name}-{uuid.uuid4().hex}")
+    name = (claims / run_id).readlink().name
+    return Claim(name.rpartition("-")[0], name)
 
 
 def write_outcome(job_folder: Path, outcome: Outcome) -> None:
@@ -86,7 +105,8 @@ def conclude(folder: Path) -> bool:
     print(f"{len(outcomes)} jobs: {', '.join(f'{n} {status}' for status, n in counts.items())}. Sweep folder {folder}")
     left = [o.command for o in outcomes.values() if o.status in ("failed", "interrupted") and o.command]
     if left:
-        print("to go on, the same sweep again, or:", *left, sep="\n  ")
+        anew = " with overwrite=false" if SweepCallback.overwrites else ""
+        print(f"to go on, the same sweep again{anew}, or:", *left, sep="\n  ")
     return all(outcome.status in ("ok", "skipped") for outcome in outcomes.values())
 
 

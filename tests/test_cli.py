@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -141,6 +142,45 @@ def test_a_fault_of_the_program_keeps_its_traceback(harness, tmp_path):
     assert done.returncode == 1
     assert "RuntimeError: scripted crash" in done.stderr
     assert json.loads((folders(tmp_path)[0] / "manifest.json").read_text())["status"] == "failed"
+
+
+@pytest.fixture
+def own_configs(tmp_path) -> list[str]:
+    """Flags of somebody whose configuration lies elsewhere, with a blank in its name."""
+    folder = tmp_path / "my configs"
+    (folder / "policy").mkdir(parents=True)
+    (folder / "policy" / "sticky.yaml").write_text("name: streaming_llm\nbudget: 512\n")
+    return ["--config-dir", str(folder)]
+
+
+def printed_command(text: str) -> list[str]:
+    program, *arguments = shlex.split(text)
+    assert program == "python"
+    return [sys.executable, *arguments]
+
+
+@pytest.mark.slow
+def test_the_printed_command_goes_on_with_own_configurations_and_throws_nothing_away(harness, tmp_path, own_configs):
+    arguments = [*own_configs, "policy=sticky", "overwrite=true", "benchmark.tasks=[qasper]", "benchmark.limit=3"]
+    died = harness(*arguments, SCRIPTED_KILLED_BUDGET="512")
+    command = printed_command(died.stderr.split("to go on: ")[1])
+    assert command[3:6] == [*own_configs, "policy=sticky"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=GENEROUS_S)
+    (folder,) = folders(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert [session["num_samples"] for session in manifest["sessions"]] == [0, 2]
+    assert printed_command(manifest["command"]) == command
+
+
+@pytest.mark.slow
+def test_a_sweep_says_how_to_go_on_with_own_configurations_and_throws_nothing_away(harness, tmp_path, own_configs):
+    arguments = [*own_configs, "policy=sticky", "overwrite=true", "benchmark.tasks=[qasper]", "benchmark.limit=3"]
+    died = harness("-m", *arguments, f"hydra.sweep.dir={tmp_path / 'sweep'}", SCRIPTED_KILLED_BUDGET="512")
+    command = printed_command(died.stdout.split("to go on, the same sweep again with overwrite=false, or:\n")[1])
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=GENEROUS_S)
+    (folder,) = folders(tmp_path)
+    sessions = json.loads((folder / "manifest.json").read_text())["sessions"]
+    assert [session["num_samples"] for session in sessions] == [0, 2]
 
 
 @pytest.mark.slow

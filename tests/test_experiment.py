@@ -2,13 +2,15 @@
 
 import csv
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from harness.errors import UserError
-from harness.experiment import run
+from harness.experiment import carry_out, plan_run, run
 from harness.store.manifest import read_manifest
 from harness.store.predictions import read_predictions
 from tests.scripted_run import COMMAND, by_id, only_folder, scripted_config
@@ -120,6 +122,58 @@ def test_overwrite_makes_a_finished_run_anew(start):
     start("overwrite=true")
     assert len(by_id(folder)) == NUM_SAMPLES
     assert len(read_manifest(folder).sessions) == 1
+
+
+def test_overwriting_makes_a_record_anew_that_cannot_be_read(start):
+    (start() / "manifest.json").write_text("torn")
+    assert read_manifest(start("overwrite=true")).status == "finished"
+
+
+@pytest.fixture
+def queue(byte_model, tmp_path, monkeypatch):
+    """Carry out a run of a sweep's job that overwrites, under a claim; returns its folder."""
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+
+    def carry_out_job(claim: str) -> Path:
+        wanted = [f"benchmark.tasks={TASKS}", f"benchmark.limit={LIMIT}", "overwrite=true"]
+        planned = plan_run(scripted_config(byte_model, tmp_path / "runs", *wanted), COMMAND)
+        carry_out(replace(planned, claim=claim))
+        return planned.folder
+
+    return carry_out_job
+
+
+def test_a_job_that_is_queued_again_overwrites_once_and_then_goes_on(start, queue, monkeypatch, capsys):
+    (start() / "predictions.jsonl").write_text("the old run")
+    monkeypatch.setenv("SCRIPTED_CRASH_AFTER", "4")
+    with pytest.raises(RuntimeError, match="scripted crash"):
+        queue("0-first")
+    monkeypatch.delenv("SCRIPTED_CRASH_AFTER")
+    folder = queue("0-first")
+    assert [session.num_samples for session in read_manifest(folder).sessions] == [4, 2]
+    queue("0-first")
+    assert "this run is finished already" in capsys.readouterr().out
+    assert [session.num_samples for session in read_manifest(queue("0-second")).sessions] == [NUM_SAMPLES]
+
+
+def test_an_engine_that_was_edited_makes_another_run_and_names_the_old_one(byte_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "somebodys_engine.py"
+    source.write_text("from tests.scripted_engine import ScriptedEngine as Engine\n")
+    wanted = ["engine.name=somebodys_engine:Engine", "benchmark.tasks=[qasper]"]
+    config = scripted_config(byte_model, tmp_path / "runs", *wanted)
+    run(config, COMMAND)
+    old = only_folder(tmp_path / "runs")
+    run(config, COMMAND)
+    assert "other code" not in capsys.readouterr().out
+    source.write_text(source.read_text() + "EXTRA = 1\n")
+    sys.modules.pop("somebodys_engine")
+    run(config, COMMAND)
+    assert f"the same settings ran before with other code: {old}" in capsys.readouterr().out
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    run(config, COMMAND)
+    assert "other code" not in capsys.readouterr().out
 
 
 def test_another_budget_is_another_folder(start, tmp_path):

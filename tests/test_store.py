@@ -25,7 +25,17 @@ from harness.store.predictions import (
     read_predictions,
     replace_predictions,
 )
-from harness.store.run_folder import LOCK, clear, has_run, locked, make_run_id
+from harness.store.result_code import ResultCode, policy_classes
+from harness.store.run_folder import (
+    LOCK,
+    check_same_run,
+    clear,
+    find_run_of_other_code,
+    has_run,
+    locked,
+    make_run_id,
+    was_begun_under,
+)
 
 CONFIG = {
     "model": {"name": "smollm2-135m", "dtype": "float32"},
@@ -36,6 +46,7 @@ CONFIG = {
     "results_dir": "results/runs",
     "overwrite": False,
 }
+CODE = ResultCode("shared", {"policies.paged_eviction:PagedEviction": "own"})
 
 
 def prediction(sample_id: str, text: str = "answer") -> Prediction:
@@ -140,6 +151,7 @@ def test_a_manifest_reads_back_equal(tmp_path):
     write_manifest(tmp_path, written)
     assert read_manifest(tmp_path) == written
     assert has_run(tmp_path)
+    assert set(policy_classes().values()) <= written.own_code.keys()
     assert written.versions["hydra-core"] == "1.3.8"
     assert written.hardware["num_cores"] >= 1
 
@@ -159,9 +171,9 @@ def changed(**parts) -> dict:
 
 
 def test_a_run_id_is_readable_and_shows_budget_and_limit():
-    run_id = make_run_id(CONFIG, "data")
+    run_id = make_run_id(CONFIG, "data", CODE)
     assert run_id.startswith("paged_eviction-b512-smollm2-135m-longbench-limit5-")
-    assert make_run_id(changed(), "data") == run_id
+    assert make_run_id(changed(), "data", CODE) == run_id
 
 
 @pytest.mark.parametrize(
@@ -175,14 +187,53 @@ def test_a_run_id_is_readable_and_shows_budget_and_limit():
     ],
 )
 def test_what_decides_results_changes_the_run_id(parts):
-    assert make_run_id(changed(**parts), "data") != make_run_id(CONFIG, "data")
+    assert make_run_id(changed(**parts), "data", CODE) != make_run_id(CONFIG, "data", CODE)
 
 
-def test_other_data_or_other_code_is_another_run(monkeypatch):
-    run_id = make_run_id(CONFIG, "data")
-    assert make_run_id(CONFIG, "other data") != run_id
-    monkeypatch.setattr("harness.store.run_folder.code_digest", lambda: "edited")
-    assert make_run_id(CONFIG, "data") != run_id
+def test_other_data_or_other_code_is_another_run():
+    run_id = make_run_id(CONFIG, "data", CODE)
+    assert make_run_id(CONFIG, "other data", CODE) != run_id
+    for edited in (replace(CODE, shared_sha256="edited"), replace(CODE, own=dict.fromkeys(CODE.own, "edited"))):
+        assert make_run_id(CONFIG, "data", edited) != run_id
+
+
+def leave_run(results, code: ResultCode, started_at: str = "2026-01-01T00:00:00+00:00", **parts):
+    """A run that was begun with this code; returns its folder."""
+    config = changed(**parts)
+    data = {"content_sha256": "data"}
+    record = new_manifest(make_run_id(config, "data", code), config, "python -m harness", data, {}, code)
+    folder = results / record.run_id
+    folder.mkdir(parents=True)
+    write_manifest(folder, replace(record, claim="3-c0ffee", sessions=[Session(started_at)]))
+    return folder
+
+
+def test_the_newest_run_of_the_same_settings_and_other_code_is_found(tmp_path):
+    wanted = read_manifest(leave_run(tmp_path / "elsewhere", CODE))
+    folder = tmp_path / "runs" / wanted.run_id
+    assert find_run_of_other_code(folder, wanted) is None
+    leave_run(tmp_path / "runs", replace(CODE, shared_sha256="old"), "2026-01-01T00:00:00+00:00")
+    newer = leave_run(tmp_path / "runs", replace(CODE, own={}), "2026-01-03T00:00:00+00:00", results_dir="elsewhere")
+    leave_run(tmp_path / "runs", replace(CODE, shared_sha256="older"), "2026-01-02T00:00:00+00:00")
+    leave_run(tmp_path / "runs", CODE, "2026-01-04T00:00:00+00:00", policy={"options": {"eps": 1e-3}})
+    (tmp_path / "runs" / f"{wanted.run_id[:-10]}{'0' * 10}").mkdir()
+    (tmp_path / "runs" / f"{wanted.run_id[:-10]}{'0' * 10}" / "manifest.json").write_text("torn")
+    assert find_run_of_other_code(folder, wanted) == newer
+
+
+def test_a_record_of_other_code_is_refused_with_the_module_that_differs(tmp_path):
+    wanted = read_manifest(leave_run(tmp_path, CODE))
+    with pytest.raises(UserError, match=r"own_code.*:PagedEviction is own there and edited here"):
+        check_same_run(tmp_path, wanted, replace(wanted, own_code=dict.fromkeys(CODE.own, "edited")))
+
+
+def test_a_run_knows_the_claim_that_it_was_begun_under(tmp_path):
+    folder = leave_run(tmp_path, CODE)
+    assert was_begun_under("3-c0ffee", folder)
+    assert not was_begun_under("3-decade", folder)
+    assert not was_begun_under(None, folder)
+    (folder / "manifest.json").write_text("torn")
+    assert not was_begun_under("3-c0ffee", folder)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +246,7 @@ def test_other_data_or_other_code_is_another_run(monkeypatch):
     ],
 )
 def test_what_does_not_decide_results_does_not(parts):
-    assert make_run_id(changed(**parts), "data") == make_run_id(CONFIG, "data")
+    assert make_run_id(changed(**parts), "data", CODE) == make_run_id(CONFIG, "data", CODE)
 
 
 def hold(folder, ready):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,8 +20,10 @@ from hydra.errors import HydraException
 import conf
 from harness.config import register_schema, to_dataclass
 from harness.errors import UserError
+from harness.launching import Job, resuming_command, run_apart
 from harness.store.manifest import read_manifest
-from harness.sweep import Outcome, claim, conclude, read_outcomes, write_outcome
+from harness.sweep import Outcome, SweepCallback, claim, conclude, read_outcomes, write_outcome
+from tests.scripted_run import only_folder, scripted_config
 
 ROOT = Path(__file__).resolve().parents[1]
 GENEROUS_S = 400
@@ -115,6 +118,21 @@ def test_jobs_of_a_launcher_plugin_run_at_once_and_still_apart_and_once(byte_mod
 
 
 @pytest.mark.slow
+def test_a_job_that_is_queued_again_overwrites_once_and_then_goes_on(byte_model, tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.chdir(ROOT)
+    settings = ["benchmark.tasks=[qasper]", "benchmark.limit=3", "overwrite=true"]
+    job = Job(scripted_config(byte_model, tmp_path / "runs", *settings), "command", tmp_path / "sweep" / "0")
+    job.sweep_folder.mkdir(parents=True)
+    monkeypatch.setenv("SCRIPTED_CRASH_AFTER", "1")
+    assert run_apart(job) == 1
+    monkeypatch.delenv("SCRIPTED_CRASH_AFTER")
+    assert run_apart(job) == 0
+    manifest = read_manifest(only_folder(tmp_path / "runs"))
+    assert [session.num_samples for session in manifest.sessions] == [1, 2]
+
+
+@pytest.mark.slow
 def test_ctrl_c_stops_the_whole_sweep(byte_model, tmp_path):
     process = subprocess.Popen(
         sweep_command(byte_model, tmp_path, "policy.budget=256,512"),
@@ -140,10 +158,21 @@ def test_ctrl_c_stops_the_whole_sweep(byte_model, tmp_path):
 
 
 def test_a_run_belongs_to_the_first_job_that_claims_it_also_when_that_job_is_queued_again(tmp_path):
-    assert claim(tmp_path / "0", "run") == "0"
-    assert claim(tmp_path / "1", "run") == "0"
-    assert claim(tmp_path / "0", "run") == "0"
-    assert claim(tmp_path / "1", "other") == "1"
+    first = claim(tmp_path / "0", "run")
+    assert first.job == "0"
+    assert claim(tmp_path / "1", "run") == first
+    assert claim(tmp_path / "0", "run") == first
+    assert claim(tmp_path / "1", "other").job == "1"
+    assert claim(tmp_path / "policy=full-2", "third").job == "policy=full-2"
+
+
+def test_a_new_sweep_in_the_folder_of_an_old_one_claims_anew(tmp_path, monkeypatch):
+    for remembered in ("folder", "overwrites"):
+        monkeypatch.setattr(SweepCallback, remembered, None)
+    old = claim(tmp_path / "3", "run")
+    SweepCallback().on_multirun_start(composed(f"hydra.sweep.dir={tmp_path}", return_hydra_config=True))
+    new = claim(tmp_path / "3", "run")
+    assert (new.job, new.name != old.name) == ("3", True)
 
 
 def test_the_conclusion_lists_every_job_in_order_and_what_is_left_to_do(tmp_path, capsys):
@@ -183,6 +212,26 @@ def composed(*overrides: str, **more: bool):
     register_schema()
     with initialize_config_module(version_base="1.3", config_module="conf"):
         return compose("config", list(overrides), **more)
+
+
+@pytest.mark.parametrize("word", ["overwrite=true", "++overwrite=true"])
+def test_the_command_that_goes_on_has_every_setting_and_does_not_overwrite(tmp_path, word):
+    place = f"hydra.searchpath=[file://{tmp_path}]"
+    overrides = [place, "policy=h2o", word, "hydra.sweep.dir=elsewhere", "+policy.options.note='overwrite=true'"]
+    config = composed(*overrides, return_hydra_config=True)
+    settings = ["policy=h2o", "+policy.options.note='overwrite=true'", "overwrite=false"]
+    expected = ["python", "-m", "harness", place, *settings]
+    assert shlex.split(resuming_command(config.hydra, config)) == expected
+    config.hydra.job.config_name = "mine"
+    expected[3:3] = ["--config-name", "mine"]
+    assert shlex.split(resuming_command(config.hydra, config)) == expected
+
+
+def test_a_configuration_that_overwrites_by_itself_goes_on_without():
+    config = composed("policy=h2o", return_hydra_config=True)
+    assert resuming_command(config.hydra, config) == "python -m harness policy=h2o"
+    config.overwrite = True
+    assert resuming_command(config.hydra, config) == "python -m harness policy=h2o overwrite=false"
 
 
 def test_the_slurm_launcher_is_the_plugins_with_values_for_this_program():

@@ -13,11 +13,10 @@ from typing import Any, Literal
 
 from harness.errors import UserError
 from harness.hardware import describe, package_version
+from harness.store.result_code import PROJECT_ROOT, ResultCode, policy_classes, result_code
 
 SCHEMA_VERSION = 1
 FILE_NAME = "manifest.json"
-PROJECT_ROOT = Path(__file__).resolve().parents[2]
-RESULT_CODE = ("policies", "harness/engine", "harness/longbench", "harness/peer", "harness/reference")
 RECORDED_PACKAGES = (
     "kv-eviction-harness",
     "vllm",
@@ -46,7 +45,8 @@ class Session:
         started_at, ended_at: UTC, ISO 8601; no end means that the process was killed.
         num_samples, num_output_tokens: finished by this session.
         generation_s: wall-clock seconds from the first request to the last result.
-        engine: the engine's own counts (`EngineStats` without the usage curve), None if it ended badly.
+        engine: the engine's own counts (`EngineStats` without the usage curve) as they were last read, None before.
+        num_measured: samples that were finished then; the end of a session that ended badly is not measured.
     """
 
     started_at: str
@@ -56,6 +56,7 @@ class Session:
     num_output_tokens: int = 0
     generation_s: float = 0.0
     engine: dict[str, Any] | None = None
+    num_measured: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,12 @@ class Manifest:
 
     Attributes:
         config: the resolved configuration.
+        command: what starts the run alone, or goes on with it.
         data: number, source and digest of the samples, and what was left out.
-        code_sha256: digest of the sources that decide results (`RESULT_CODE`).
-        error: last line of what ended the run, None unless it failed.
+        code_sha256: digest of the source that decides the results of every run.
+        own_code: digest by module of the source that only this policy and this engine use; see `ResultCode`.
+        claim: the `Claim` of a sweep's job that began the run, None for a single run.
+        error: what ended the run, None unless it failed.
     """
 
     run_id: str
@@ -80,14 +84,29 @@ class Manifest:
     git: dict[str, Any] | None
     hardware: dict[str, Any]
     sessions: list[Session] = field(default_factory=list)
+    own_code: dict[str, str] = field(default_factory=dict)
+    claim: str | None = None
     error: str | None = None
     schema_version: int = SCHEMA_VERSION
 
 
 def new_manifest(
-    run_id: str, config: dict[str, Any], command: str, data: dict[str, Any], seeds: dict[str, int]
+    run_id: str,
+    config: dict[str, Any],
+    command: str,
+    data: dict[str, Any],
+    seeds: dict[str, int],
+    code: ResultCode | None = None,
 ) -> Manifest:
-    """The record of a run that is about to start on this machine."""
+    """The record of a run that is about to start on this machine.
+
+    Args:
+        code: the source that decides its results; None counts every policy.
+
+    Raises:
+        UserError: with `code=None`, a file that counts is not Python.
+    """
+    code = code or result_code(policy_classes(), "")
     return Manifest(
         run_id=run_id,
         status="started",
@@ -95,7 +114,8 @@ def new_manifest(
         command=command,
         data=data,
         seeds=seeds,
-        code_sha256=code_digest(),
+        code_sha256=code.shared_sha256,
+        own_code=code.own,
         versions=installed_versions(),
         git=git_state(),
         hardware=describe(),
@@ -154,12 +174,6 @@ def remove_leftovers(folder: Path) -> None:
 def digest(content: object) -> str:
     """SHA-256 of plain data, independent of the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-def code_digest() -> str:
-    """Digest of the sources that decide results, so that an edited policy is another run."""
-    files = sorted(path for part in RESULT_CODE for path in (PROJECT_ROOT / part).rglob("*.py"))
-    return digest({str(path.relative_to(PROJECT_ROOT)): path.read_text(encoding="utf-8") for path in files})
 
 
 def installed_versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,7 +17,8 @@ import psutil
 
 from harness.errors import UserError
 from harness.store.manifest import FILE_NAME as MANIFEST
-from harness.store.manifest import SCHEMA_VERSION, Manifest, code_digest, digest, now, remove_leftovers
+from harness.store.manifest import SCHEMA_VERSION, Manifest, digest, now, read_manifest, remove_leftovers
+from harness.store.result_code import ResultCode
 
 LOCK = ".lock"
 HASH_DIGITS = 10
@@ -34,12 +36,12 @@ DISK_ERRORS = (
 )
 
 
-def make_run_id(config: dict[str, Any], data_sha256: str) -> str:
+def make_run_id(config: dict[str, Any], data_sha256: str, code: ResultCode) -> str:
     """Readable prefix and a hash of everything that decides results.
 
     The place of the data, of the results and the tracker do not count; the data's content and the code do.
     """
-    identity = digest([SCHEMA_VERSION, _relevant(config), data_sha256, code_digest()])[:HASH_DIGITS]
+    identity = digest([SCHEMA_VERSION, _relevant(config), data_sha256, asdict(code)])[:HASH_DIGITS]
     policy, benchmark = config["policy"], config["benchmark"]
     parts = [policy["name"], config["model"]["name"], benchmark["name"]]
     if policy["budget"] is not None:
@@ -52,6 +54,24 @@ def make_run_id(config: dict[str, Any], data_sha256: str) -> str:
 def has_run(folder: Path) -> bool:
     """Whether a run was ever started in `folder`."""
     return (folder / MANIFEST).exists()
+
+
+def was_begun_under(claim: str | None, folder: Path) -> bool:
+    """Whether the run in `folder` was begun by the very job of a sweep that holds this claim."""
+    found = _readable(folder)
+    return claim is not None and found is not None and found.claim == claim
+
+
+def find_run_of_other_code(folder: Path, wanted: Manifest) -> Path | None:
+    """The newest run beside `folder` with the settings and the data of `wanted`, but other code; None without one."""
+    namesakes = folder.parent.glob(folder.name[:-HASH_DIGITS] + "?" * HASH_DIGITS)
+    records = {path: _readable(path) for path in namesakes if path != folder}
+    found = [
+        ([session.started_at for session in record.sessions[-1:]], path)
+        for path, record in records.items()
+        if record is not None and _settings(record) == _settings(wanted)
+    ]
+    return max(found)[1] if found else None
 
 
 def check_same_run(folder: Path, found: Manifest, wanted: Manifest) -> None:
@@ -175,13 +195,21 @@ def _relevant(config: dict[str, Any]) -> dict[str, Any]:
     return relevant
 
 
+def _readable(folder: Path) -> Manifest | None:
+    with contextlib.suppress(UserError, OSError):
+        return read_manifest(folder)
+    return None
+
+
+def _settings(manifest: Manifest) -> dict[str, Any]:
+    """What decides the results of a run beside its code, by dotted name."""
+    return _flat(_relevant(manifest.config)) | {"data.content_sha256": manifest.data.get("content_sha256")}
+
+
 def _identity(manifest: Manifest) -> dict[str, Any]:
     """What decides the results of a run, by dotted name."""
-    return _flat(_relevant(manifest.config)) | {
-        "run_id": manifest.run_id,
-        "code_sha256": manifest.code_sha256,
-        "data.content_sha256": manifest.data.get("content_sha256"),
-    }
+    code = {"run_id": manifest.run_id, "code_sha256": manifest.code_sha256, "own_code": manifest.own_code}
+    return _settings(manifest) | _flat(code)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
