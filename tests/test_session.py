@@ -55,7 +55,7 @@ def crashed_and_resumed(start, monkeypatch):
 
 def test_memory_of_a_resumed_run_covers_all_its_sessions(start, monkeypatch):
     monkeypatch.setattr(session, "MEASURE_EVERY_S", 0.0)
-    monkeypatch.setattr(session, "MEASURE_AT_MOST", 1.0)
+    monkeypatch.setattr(session, "MEASURE_AT_MOST", float("inf"))
     folder = crashed_and_resumed(start, monkeypatch)
     blocks = [-(-prediction.num_prompt_tokens // 32) for prediction in by_id(folder).values()]
     assert sorted(number for _, number in usage(folder)) == sorted(blocks)

@@ -74,7 +74,7 @@ def warnings(group: Group) -> list[str]:
         for run in group.finished
         if (measured := sum(session.num_measured for session in run.manifest.sessions)) < len(run.predictions)
     ]
-    if len({run.manifest.code_sha256 for run in group.runs}) > 1:
+    if _differ_in_code(group.runs):
         found.append("The runs were made with different versions of policies, engine or scoring (column Code of Runs).")
     return found
 
@@ -201,10 +201,18 @@ def _engine(run: Run) -> str:
     return f"{name} {version}" if name == "vllm" and version else name
 
 
+def _differ_in_code(runs: Sequence[Run]) -> bool:
+    """Whether a module that several of the runs used was not the same in all of them."""
+    shared = {run.manifest.code_sha256 for run in runs}
+    own = {item for run in runs for item in run.manifest.own_code.items()}
+    return len(shared) > 1 or len({module for module, _ in own}) < len(own)
+
+
 def _code(run: Run) -> str:
     git = run.manifest.git
     commit = f", {git['commit'][:SHORT_DIGEST]}{' + edits' if git['dirty'] else ''}" if git else ""
-    return run.manifest.code_sha256[:SHORT_DIGEST] + commit
+    own = "".join(f", {digest[:SHORT_DIGEST]}" for name, digest in run.manifest.own_code.items() if ":" in name)
+    return run.manifest.code_sha256[:SHORT_DIGEST] + own + commit
 
 
 def _last_line(error: str) -> str:

@@ -1,11 +1,13 @@
 """What runs of several engines, machines and options are held against, and what is said of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.longbench.mini import generate
 from harness.report.accuracy import accuracy_table
 from harness.report.chart_speed import throughput_charts
-from harness.report.conditions import BUDGET_MEANING, setting
+from harness.report.conditions import BUDGET_MEANING, setting, warnings
 from harness.report.costs import memory_table, speed_table
 from harness.report.differences import difference_tables
 from harness.report.runs import Group, make_groups, read_runs
@@ -129,3 +131,22 @@ def test_a_mean_is_the_same_number_in_all_tables(tmp_path):
     shown = dict(zip([column.title for column in accuracy.columns], texts, strict=True))
     assert [cell.text for cell in averages.rows[0][4:6]] == [shown["all tasks"]] * 2 == ["13.40"] * 2
     assert {row[0].text: row[4].text for row in tasks.rows} == {task: shown[task] for task in num_higher}
+
+
+@pytest.mark.parametrize(
+    ("codes", "differ"),
+    [
+        ([("s", {"a:A": "1"}), ("s", {"b:B": "2"})], False),
+        ([("s", {"a:A": "1"}), ("s", {"a:A": "1", "helper": "3"})], False),
+        ([("s", {"a:A": "1"}), ("s", {"a:A": "2"})], True),
+        ([("s", {"a:A": "1", "helper": "3"}), ("s", {"b:B": "2", "helper": "4"})], True),
+        ([("s", {"a:A": "1"}), ("t", {"a:A": "1"})], True),
+    ],
+)
+def test_runs_of_different_code_are_noticed_but_not_those_of_different_policies(tmp_path, codes, differ):
+    write_run(tmp_path)
+    write_run(tmp_path, "window", 256)
+    group = group_of(tmp_path)
+    for run, (shared, own) in zip(group.runs, codes, strict=True):
+        object.__setattr__(run, "manifest", replace(run.manifest, code_sha256=shared, own_code=own))
+    assert any("different versions" in warning for warning in warnings(group)) is differ
