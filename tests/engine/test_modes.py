@@ -86,8 +86,10 @@ from harness.generation import GenerationRequest
 if __name__ == "__main__":
     job = json.load(sys.stdin)
     engine = VllmEngine(EngineShape(**job["shape"]), EvictionSettings(**job["settings"]))
-    results = {r.request_id: r.token_ids for r in engine.generate(GenerationRequest(**r) for r in job["requests"])}
-    stats = engine.stats()
+    results = {}
+    for result in engine.generate(GenerationRequest(**request) for request in job["requests"]):
+        results[result.request_id] = result.token_ids
+        stats = engine.stats()  # a run measures between steps too
     engine.close()
     print(json.dumps({"texts": results, "evicted": stats.num_evicted_tokens, "free": stats.free_blocks_at_end}))
 """
