@@ -6,7 +6,7 @@ vLLM 0.32.0 is written down here. Blocks are written as the backends write them 
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
@@ -104,6 +104,7 @@ steps = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
+@example([("attend", "a", 33), ("finish", "a", 0), ("attend", "a", 33)], "paged_eviction-global", "cpu")
 @given(steps=steps, name=st.sampled_from(sorted(POLICIES)), place=st.sampled_from(["cpu", *LAYOUTS]))
 def test_any_sequence_of_evictions_leaves_what_plain_lists_say(steps, name, place):
     if place == "cpu":

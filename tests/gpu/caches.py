@@ -122,6 +122,7 @@ class World:
     def release(self, request: str) -> None:
         """The request is finished; its blocks go to whoever asks next."""
         self._free += self.tables.pop(request)
+        self.compactor.forget(request)
         for record in (self.held, self.seen, self._tokens):
             del record[request]
 
