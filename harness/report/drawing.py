@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -25,6 +26,12 @@ MAX_PANEL_COLUMNS = 4
 PANEL_INCHES = (2.9, 2.3)
 LONE_PANEL_INCHES = (5.2, 3.4)
 BAND_OPACITY = 0.15
+CLEAR_BANDS = 6  # more of them are drawn fainter
+CHARACTER_INCHES = 0.066  # mean width at the size of titles and legends
+LEGEND_KEY_INCHES = 0.55
+LEGEND_ROW_INCHES = 0.17
+MAX_LEGEND_COLUMNS = 4
+TITLE_SHARE = 0.85  # of a panel's width; the rest is beside its axes
 PNG_DPI = 160
 FORMATS = ("pdf", "svg", "png")
 STYLE = {
@@ -68,15 +75,19 @@ def draw(chart: Chart, styles: dict[str, dict[str, Any]]) -> Figure:
         columns = _num_columns(len(chart.panels))
         rows = -(-len(chart.panels) // columns)
         width, height = LONE_PANEL_INCHES if len(chart.panels) == 1 else PANEL_INCHES
-        figure = Figure(figsize=(width * columns, height * rows + 0.4))
+        names = list(dict.fromkeys(series.name for panel in chart.panels for series in panel.series))
+        legend_columns = _num_legend_columns(names, width * columns)
+        legend_height = (1 - -len(names) // legend_columns) * LEGEND_ROW_INCHES
+        figure = Figure(figsize=(width * columns, height * rows + legend_height))
         FigureCanvasAgg(figure)
         handles: dict[str, Any] = {}
         for number, panel in enumerate(chart.panels):
             axes = figure.add_subplot(rows, columns, number + 1)
             axes.set_gid(f"panel-{number}")
             _draw_panel(axes, panel, number, styles, handles)
+            axes.set_title(fill(panel.title, int(TITLE_SHARE * width / CHARACTER_INCHES)))
         _share_labels(figure)
-        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=min(len(handles), 4))
+        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=legend_columns)
         return figure
 
 
@@ -94,6 +105,16 @@ def _num_columns(num_panels: int) -> int:
     if num_panels <= MAX_PANEL_COLUMNS:
         return num_panels
     return min((MAX_PANEL_COLUMNS, MAX_PANEL_COLUMNS - 1), key=lambda columns: -num_panels % columns)
+
+
+def _num_legend_columns(names: Sequence[str], inches: float) -> int:
+    """As many as fit beside each other; names fill one column after the other, each as wide as its longest."""
+    for columns in range(min(len(names), MAX_LEGEND_COLUMNS), 1, -1):
+        rows = -(-len(names) // columns)
+        longest = [max(map(len, names[first : first + rows])) for first in range(0, len(names), rows)]
+        if sum(length * CHARACTER_INCHES + LEGEND_KEY_INCHES for length in longest) <= inches:
+            return columns
+    return 1
 
 
 def _share_labels(figure: Figure) -> None:
@@ -118,10 +139,10 @@ def _draw_panel(
     axes: "Axes", panel: Panel, number: int, styles: dict[str, dict[str, Any]], handles: dict[str, Any]
 ) -> None:
     for index, series in enumerate(panel.series):
-        artist = _draw_series(axes, series, styles[series.name])
+        opacity = BAND_OPACITY * min(1, CLEAR_BANDS / len(panel.series))
+        artist = _draw_series(axes, series, styles[series.name], opacity)
         artist.set_gid(f"series-{number}-{index}")
         handles.setdefault(series.name, artist)
-    axes.set_title(panel.title, wrap=True)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     ticks = sorted({point.x for series in panel.series if series.kind != "reference" for point in series.points})
@@ -132,7 +153,7 @@ def _draw_panel(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _draw_series(axes: "Axes", series: Series, style: dict[str, Any]) -> "Line2D":
+def _draw_series(axes: "Axes", series: Series, style: dict[str, Any], opacity: float) -> "Line2D":
     points = series.points
     if series.kind == "reference":
         level = points[0]
@@ -149,5 +170,5 @@ def _draw_series(axes: "Axes", series: Series, style: dict[str, Any]) -> "Line2D
     elif bounded:
         edges = [point.x for point in bounded]
         low, high = [point.low for point in bounded], [point.high for point in bounded]
-        axes.fill_between(edges, low, high, color=style["color"], alpha=BAND_OPACITY, linewidth=0)
+        axes.fill_between(edges, low, high, color=style["color"], alpha=opacity, linewidth=0)
     return axes.plot(x, y, **style, markerfacecolor="white", markeredgewidth=1.2)[0]

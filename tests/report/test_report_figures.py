@@ -178,3 +178,21 @@ def test_a_single_value_has_a_bar_instead_of_a_band(tmp_path):
     axes = draw(chart, make_styles(["a", "b"])).axes[0]
     assert len(axes.containers) == 1
     assert isinstance(accuracy_chart(make_groups(read_runs([write_run(tmp_path)]))[0]), Skipped)
+
+
+@pytest.mark.parametrize("num_panels", [1, 2, 4])
+def test_long_names_and_titles_stay_inside_the_figure_and_apart(num_panels):
+    names = [f"paged_eviction (protect_first={number}, protect_last={number}) @ 1024" for number in range(14)]
+    series = [Series(name, [Point(512, 20, 10, 30), Point(1024, 25, 15, 35)]) for name in names]
+    title = "a load test, smollm2-135m, 12 × 384 in, 256 out, block 32, AMD EPYC, 2 cores"
+    panels = [Panel(title, "x", "y", series) for _ in range(num_panels)]
+    figure = draw(Chart("c", "c", "", panels), make_styles(names))
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert box.x0 >= whole.x0
+    assert box.x1 <= whole.x1
+    titles = [axes.title.get_window_extent() for axes in figure.axes]
+    assert all(left.x1 < right.x0 for left, right in pairwise(titles))
+    assert all(title.y1 <= box.y0 + 1 for title in titles)
+    assert all(axes.get_window_extent().height > 0.5 * axes.get_window_extent().width for axes in figure.axes)
