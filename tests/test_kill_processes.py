@@ -88,13 +88,13 @@ def real_run(model: Path, results: Path, limit: int) -> list[str]:
 
 @pytest.mark.slow
 def test_vllm_killed_in_the_middle_goes_on_to_the_predictions_of_an_undisturbed_run(tiny_model, tmp_path, begin):
-    command = real_run(tiny_model, tmp_path / "runs", limit=6)
+    command = real_run(tiny_model, tmp_path / "runs", limit=10)
     for victim in (lambda parent, below: parent, lambda parent, below: below[0]):
         parent, below = begin(command)
         psutil.Process(victim(parent, below).pid).kill()
         assert psutil.wait_procs(below, timeout=15)[1] == []
         parent.wait(GENEROUS_S)
-    for each in (command, real_run(tiny_model, tmp_path / "whole", limit=6)):
+    for each in (command, real_run(tiny_model, tmp_path / "whole", limit=10)):
         subprocess.run(each, cwd=ROOT, check=True, capture_output=True, timeout=GENEROUS_S)
     killed, whole = by_id(only_folder(tmp_path / "runs")), by_id(only_folder(tmp_path / "whole"))
     assert {name: (p.prediction, p.score) for name, p in killed.items()} == {

@@ -124,6 +124,20 @@ def test_admission_by_pieces_is_refused_to_reservations(shape):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
+        ({"enable_prefix_caching": True}, "prefix caching is on"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2; use 1"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8 is quantised; use kv_cache_dtype=auto"),
+    ],
+)
+def test_settings_that_eviction_cannot_live_with_are_refused(shape, setting, message):
+    config = EngineArgs(**stock_arguments(shape) | setting).create_engine_config()
+    with pytest.raises(ValueError, match=message):
+        refuse_settings(config, reserve=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
         ({"data_parallel_size": 2}, "data_parallel_size=2; use 1, or one server each"),
         ({"_api_process_count": 2}, "api_server_count=2"),
         ({"scheduler_cls": "my.Scheduler"}, "remove scheduler_cls=my.Scheduler"),
