@@ -86,7 +86,7 @@ def real_run(model: Path, results: Path, limit: int) -> list[str]:
     return command_line(model, results, *settings, *tasks)
 
 
-@pytest.mark.slow
+@pytest.mark.parity
 def test_vllm_killed_in_the_middle_goes_on_to_the_predictions_of_an_undisturbed_run(tiny_model, tmp_path, begin):
     command = real_run(tiny_model, tmp_path / "runs", limit=10)
     for victim in (lambda parent, below: parent, lambda parent, below: below[0]):
