@@ -48,7 +48,7 @@ $(PEER_STAMP): | $(STAMP)
 	@touch $@
 
 peer-check: setup setup-kvpress ## kept positions against those of kvpress, a few minutes
-	$(BIN)/python -m pytest -m peer tests/peer -rs --durations=5
+	$(BIN)/python -m pytest -m peer tests/engines/kvpress -rs --durations=5
 
 run: setup ## the main job on the embedded model: paged eviction on longbench_mini
 	$(BIN)/python -m harness $(ARGS)
@@ -70,10 +70,10 @@ bench: setup ## paged eviction against full cache under load, interleaved, on th
 	$(BIN)/python -m harness.bench preset=cpu_throughput overwrite=true $(ARGS)
 
 gpu-check: setup ## the plugin on a CUDA device, as a table of verdicts
-	$(BIN)/python -m harness.engine.gpu_check
+	$(BIN)/python -m harness.engines.vllm.gpu_check
 
 soak: setup ## ten minutes of random load on every policy
-	$(BIN)/python -m tests.engine.soak $(ARGS)
+	$(BIN)/python -m tests.engines.vllm.soak $(ARGS)
 
 lint: setup ## ruff
 	$(BIN)/ruff check .

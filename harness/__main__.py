@@ -12,14 +12,14 @@ import hydra
 from omegaconf import DictConfig
 
 from harness.config import register_schema
-from harness.launching import EXIT_FAILED, EXIT_INTERRUPTED
-from harness.sweep import SweepCallback, conclude
+from harness.run.launching import EXIT_FAILED, EXIT_INTERRUPTED
+from harness.run.sweep import SweepCallback, conclude
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def main(config: DictConfig) -> None:
     """Carry out one run; called by Hydra once a run."""
-    from harness.launching import launch  # launcher plugins send this function, with all that it names, elsewhere
+    from harness.run.launching import launch  # launcher plugins send this function, with all that it names, elsewhere
 
     launch(config)
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.benchmarks.longbench.aggregates import format_figure
+from harness.benchmarks.longbench.tasks import PUBLISHED, TASKS, get_task
 from harness.errors import UserError
-from harness.longbench.aggregates import format_figure
-from harness.longbench.paired import Comparison, PairedTask, check_same_samples, compare_average, compare_tasks
-from harness.longbench.tasks import PUBLISHED, TASKS, get_task
-from harness.longbench.text_table import format_interval, format_table
+from harness.statistics.paired import Comparison, PairedTask, check_same_samples, compare_average, compare_tasks
+from harness.statistics.text_table import format_interval, format_table
 from harness.store.manifest import FILE_NAME as MANIFEST
 from harness.store.manifest import read_manifest
 from harness.store.predictions import FILE_NAME, Prediction, read_predictions
@@ -86,6 +86,34 @@ def pair_runs(run_a: Mapping[str, Prediction], run_b: Mapping[str, Prediction]) 
     return [_paired_task(task, by_task[task], run_a, run_b) for task in TASKS if task in by_task]
 
 
+def averaged_tasks(pairs: Sequence[PairedTask]) -> Sequence[PairedTask]:
+    """Return the tasks that the mean is over: LongBench's if any of them is, else all."""
+    return [pair for pair in pairs if pair.task in PUBLISHED] or pairs
+
+
+def compare_mean(averaged: Sequence[PairedTask]) -> Comparison:
+    """Return the comparison of the means of `averaged_tasks`."""
+    return compare_average(f"mean of {len(averaged)} tasks", averaged)
+
+
+def figures(line: Comparison) -> dict[str, Any]:
+    """The figures of a comparison as a record: scores and their difference in points, shares from 0 to 1."""
+    low, high = line.interval or (None, None)
+    return {
+        "n": line.num_pairs,
+        "score_a": line.score_a,
+        "score_b": line.score_b,
+        "difference": line.difference,
+        "ci_low": low,
+        "ci_high": high,
+        "p": line.p_value,
+        "p_holm": line.p_holm,
+        "share_worse": line.share_worse,
+        "share_same": line.share_same,
+        "share_better": line.share_better,
+    }
+
+
 def _paired_task(
     task: str, sample_ids: Sequence[str], run_a: Mapping[str, Prediction], run_b: Mapping[str, Prediction]
 ) -> PairedTask:
@@ -106,11 +134,11 @@ def _run(options: argparse.Namespace) -> None:
     lines = compare_tasks(tasks)
     of_task = read_expected(options.run_a)
     expected = {task.task: of_task[task.task] for task in tasks}
-    averaged = [task for task in tasks if task.task in PUBLISHED] or tasks
+    averaged = averaged_tasks(tasks)
     if len(averaged) > 1:
-        mean = f"mean of {len(averaged)} tasks"
-        lines.append(compare_average(mean, averaged))
-        expected[mean] = sum(expected[task.task] for task in averaged)
+        mean = compare_mean(averaged)
+        lines.append(mean)
+        expected[mean.name] = sum(expected[task.task] for task in averaged)
     print(f"A: {options.run_a}\nB: {options.run_b}\n")
     print(format_table(_HEADER, [_cells(line, expected[line.name]) for line in lines]))
     _print_notes(lines, expected)
@@ -160,22 +188,7 @@ def _write_csv(path: Path, lines: Sequence[Comparison], expected: Mapping[str, i
 
 
 def _csv_row(line: Comparison, expected: int) -> dict[str, Any]:
-    low, high = line.interval or (None, None)
-    return {
-        "task": line.name,
-        "score_a": line.score_a,
-        "score_b": line.score_b,
-        "difference": line.difference,
-        "ci_low": low,
-        "ci_high": high,
-        "p": line.p_value,
-        "p_holm": line.p_holm,
-        "share_worse": line.share_worse,
-        "share_same": line.share_same,
-        "share_better": line.share_better,
-        "n": line.num_pairs,
-        "expected": expected,
-    }
+    return {"task": line.name} | figures(line) | {"expected": expected}
 
 
 def _format_p(p_value: float | None) -> str:

@@ -7,7 +7,7 @@ because OmegaConf would then refuse every override; treat them as read-only afte
 import sys
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -25,6 +25,7 @@ KEYS_OF_ALL_ENGINES = ("name", "block_size")
 EXECUTOR_BACKENDS = ("mp", "ray")
 TRACKERS = ("none", "wandb")
 TRACKER_MODES = ("online", "offline")
+Schema = TypeVar("Schema")
 
 
 @dataclass
@@ -66,7 +67,7 @@ class PolicyConfig:
 
 @dataclass
 class BenchmarkConfig:
-    """Which rows, and how prompts are cut. `harness.longbench` gives the keys their meaning."""
+    """Which rows, and how prompts are cut. `harness.benchmarks.longbench` gives the keys their meaning."""
 
     name: str = MISSING
     source: str = MISSING
@@ -159,18 +160,28 @@ def register_schema() -> None:
     ConfigStore.instance().store(name="harness_schema", node=HarnessConfig)
 
 
+def read_composed(config: DictConfig, schema: type[Schema]) -> Schema:
+    """A composed configuration as an object of its schema, its values complete but unchecked.
+
+    Raises:
+        UserError: a key without a value.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise UserError(f"no value for {', '.join(missing)}. Give each as key=value.")
+    composed = OmegaConf.to_object(config)
+    if not isinstance(composed, schema):
+        raise TypeError(f"the configuration was composed without {schema.__name__}: {type(composed).__name__}")
+    return composed
+
+
 def to_dataclass(config: DictConfig) -> HarnessConfig:
     """Turn a composed configuration into checked plain dataclasses, device defaults filled in.
 
     Raises:
         UserError: a key without a value, or values that do not fit together.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise UserError(f"no value for {', '.join(missing)}. Give each as key=value.")
-    harness = OmegaConf.to_object(config)
-    if not isinstance(harness, HarnessConfig):
-        raise TypeError(f"the configuration was composed without harness_schema: {type(harness).__name__}")
+    harness = read_composed(config, HarnessConfig)
     if harness.model.dtype not in BYTES_OF_DTYPE:
         raise UserError(f"model.dtype={harness.model.dtype} is unknown. Use {', '.join(BYTES_OF_DTYPE)}.")
     _check_unused(harness.engine)

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from harness.benchmarks.longbench.prompting import stop_token_ids
 from harness.config import ModelConfig
 from harness.errors import UserError
 from harness.hardware import cuda_gpus, inference_device
-from harness.longbench.prompting import stop_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

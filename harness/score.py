@@ -8,12 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness.errors import UserError
-from harness.longbench.aggregates import Average, averages, bucket_averages, bucket_scores, format_figure
-from harness.longbench.edit_similarity import DEFAULT_EDIT_SIMILARITY, EDIT_SIMILARITIES
-from harness.longbench.metrics import SampleScore
-from harness.longbench.official_files import PredictionRow, prediction_files, read_prediction_file
-from harness.longbench.result_file import (
+from harness.benchmarks.longbench.aggregates import Average, averages, bucket_averages, bucket_scores, format_figure
+from harness.benchmarks.longbench.edit_similarity import DEFAULT_EDIT_SIMILARITY, EDIT_SIMILARITIES
+from harness.benchmarks.longbench.metrics import SampleScore
+from harness.benchmarks.longbench.official_files import PredictionRow, prediction_files, read_prediction_file
+from harness.benchmarks.longbench.result_file import (
     BucketScores,
     TaskScores,
     differences,
@@ -23,11 +22,12 @@ from harness.longbench.result_file import (
     scorer_settings,
     write_result,
 )
-from harness.longbench.scoring import ScoringPool, TaskScore, task_score
-from harness.longbench.stats import MIN_CLUSTERS
-from harness.longbench.summary_rouge import SUMMARY_ROUGE_NAMES
-from harness.longbench.tasks import LONGBENCH_E_TASKS, get_task
-from harness.longbench.text_table import format_interval, format_table
+from harness.benchmarks.longbench.scoring import ScoringPool, TaskScore, task_score
+from harness.benchmarks.longbench.summary_rouge import SUMMARY_ROUGE_NAMES
+from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, get_task
+from harness.errors import UserError
+from harness.statistics.stats import MIN_CLUSTERS
+from harness.statistics.text_table import format_interval, format_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

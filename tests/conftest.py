@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine.environment import prepare_environment
+from harness.engines.vllm.environment import prepare_environment
 from harness.hardware import cuda_gpus
 
 prepare_environment(in_process=True)  # before any test imports torch, whose threads read it

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from harness.config import HarnessConfig
-from harness.generation import (
+from harness.engines.contract import (
     BlockUsageSample,
     EngineStats,
     EvictionRecord,
@@ -26,7 +26,7 @@ FIRST_LETTER, NUM_LETTERS = 66, 26
 
 
 class ScriptedEngine:
-    """Implements `harness.generation.Engine`."""
+    """Implements `harness.engines.contract.Engine`."""
 
     def __init__(self, config: HarnessConfig, model_path: str) -> None:
         self._budget = None if "SCRIPTED_NEVER_EVICT" in os.environ else config.policy.budget

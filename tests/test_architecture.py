@@ -11,19 +11,25 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("harness", "policies", "conf")
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
-ENGINE_FREE = {"torch", "vllm"}
+ENGINES = {f"harness.engines.{name}" for name in ("choose", "vllm", "hf", "kvpress")}
+ENGINE_FREE = {"torch", "vllm"} | ENGINES
+COMMANDS = {"harness.run", "harness.report", "harness.bench", "harness.compare", "harness.score"}
 # (who, must not import): a name stands for itself and for everything below it.
 FORBIDDEN = [
     ("policies", {"harness", "vllm", "hydra", "wandb", "omegaconf"}),
-    (
-        "harness.engine",
-        {"harness.longbench", "harness.experiment", "harness.config", "harness.store", "harness.report"},
-    ),
-    ("harness.longbench", {"vllm", "harness.engine", "harness.store", "harness.experiment", "policies"}),
-    ("harness.store", ENGINE_FREE | {"transformers", "pandas", "wandb", "harness.longbench", "harness.engine"}),
-    ("harness.report", ENGINE_FREE | {"transformers", "harness.engine", "harness.experiment", "policies"}),
-    ("harness.reference", {"vllm", "harness.engine", "harness.longbench"}),
-    ("harness.config", ENGINE_FREE | {"transformers", "harness.engine", "harness.longbench", "policies"}),
+    ("harness.statistics", COMMANDS | ENGINE_FREE | {"harness.benchmarks", "harness.store", "harness.config"}),
+    ("harness.benchmarks", COMMANDS | ENGINE_FREE | {"harness.store", "harness.config", "policies"}),
+    ("harness.benchmarks.longbench", {"harness.benchmarks.mini", "harness.benchmarks.loading"}),
+    ("harness.engines", COMMANDS | {"harness.benchmarks", "harness.store", "harness.tracking"}),
+    ("harness.engines.vllm", {"harness.config", "harness.engines.hf", "harness.engines.kvpress"}),
+    ("harness.engines.hf", {"vllm", "harness.config", "harness.engines.vllm", "harness.engines.kvpress"}),
+    ("harness.engines.kvpress", {"vllm", "harness.config", "harness.engines.vllm", "harness.engines.hf"}),
+    ("harness.store", COMMANDS | ENGINE_FREE | {"transformers", "pandas", "wandb", "harness.benchmarks"}),
+    ("harness.tracking", {"harness.run", "harness.bench"} | ENGINE_FREE),
+    ("harness.run", {"vllm", "harness.bench", "harness.__main__"}),
+    ("harness.bench", {"vllm", "harness.run", "harness.report", "harness.benchmarks"}),
+    ("harness.report", ENGINE_FREE | {"transformers", "harness.run", "policies"}),
+    ("harness.config", COMMANDS | ENGINE_FREE | {"transformers", "harness.benchmarks", "harness.store", "policies"}),
 ]
 HEAVY = {"torch", "vllm", "wandb", "transformers", "pandas", "datasets", "matplotlib"}
 START_UP = ("__main__", "config", "errors", "hardware")
@@ -73,11 +79,11 @@ def test_arrows_run_one_way(package, forbidden):
 
 def test_only_the_engine_imports_vllm():
     found = [offence for package in PACKAGES for offence in offences(package, {"vllm"})]
-    assert [offence for offence in found if not offence.startswith("harness.engine.")] == []
+    assert [offence for offence in found if not offence.startswith("harness.engines.vllm.")] == []
 
 
 def test_the_check_of_arrows_sees_a_forbidden_import():
-    assert any("vllm" in offence for offence in offences("harness.engine", {"vllm"}))
+    assert any("vllm" in offence for offence in offences("harness.engines.vllm", {"vllm"}))
 
 
 @pytest.mark.parametrize("name", START_UP)

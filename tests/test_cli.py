@@ -75,7 +75,7 @@ def test_help_needs_neither_vllm_nor_torch():
 
 
 def test_the_environment_is_set_before_torch_is_imported():
-    program = "import sys, harness.experiment; print({'torch', 'transformers', 'vllm'} & set(sys.modules))"
+    program = "import sys, harness.run.experiment; print({'torch', 'transformers', 'vllm'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

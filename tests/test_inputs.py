@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from harness.benchmarks.loading import load_benchmark
+from harness.benchmarks.longbench.prompts import render
 from harness.errors import UserError
-from harness.experiment import run
-from harness.longbench.loading import load_benchmark
-from harness.longbench.prompts import render
+from harness.run.experiment import run
 from harness.store.manifest import read_manifest
 from harness.store.predictions import read_predictions
 from tests.scripted_run import COMMAND, by_id, only_folder, scripted_config

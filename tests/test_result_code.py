@@ -116,15 +116,15 @@ def test_another_class_under_a_name_is_another_run(sources, changed):
         "policies/base.py",
         "policies/registry.py",
         "policies/selection.py",
-        "harness/answering.py",
-        "harness/engine/scheduler.py",
-        "harness/engine/signals/mass.py",
-        "harness/generation.py",
-        "harness/longbench/metrics.py",
-        "harness/longbench/tasks.py",
+        "harness/run/answering.py",
+        "harness/engines/vllm/scheduler.py",
+        "harness/engines/vllm/signals/mass.py",
+        "harness/engines/contract.py",
+        "harness/benchmarks/longbench/metrics.py",
+        "harness/benchmarks/longbench/tasks.py",
         "harness/models.py",
-        "harness/peer/worker.py",
-        "harness/reference/selection.py",
+        "harness/engines/kvpress/worker.py",
+        "harness/engines/hf/selection.py",
         "harness/report/metrics.py",
         "mine.py",
         "beside.py",
@@ -136,11 +136,11 @@ def test_what_decides_all_results_counts_for_all(sources, changed, untouched, fi
 
 
 def test_docstrings_comments_layout_and_what_only_shows_results_do_not_count(sources, changed):
-    for file in ("policies/h2o.py", "harness/longbench/metrics.py", "policies/registry.py"):
+    for file in ("policies/h2o.py", "harness/benchmarks/longbench/metrics.py", "policies/registry.py"):
         sources.edit(file, '"""', '"""Said better. ')
         sources.append(file, "\n\n# a comment\n")
     sources.edit("policies/h2o.py", "    def score", "\n\n    # a comment\n    def score")
-    for file in ("harness/progress.py", "harness/report/tables.py", "harness/sweep.py"):
+    for file in ("harness/progress.py", "harness/report/tables.py", "harness/run/sweep.py"):
         sources.append(file, "EXTRA = 1\n")
     assert changed(sources) == set()
 
@@ -198,7 +198,7 @@ def test_an_edited_policy_of_another_package_is_another_run(acme, file, counts):
 
 LOADED = """
 import sys
-from harness.experiment import run
+from harness.run.experiment import run
 from tests.scripted_run import scripted_config
 run(scripted_config(sys.argv[1], sys.argv[2], "benchmark.tasks=[qasper]"), "a test")
 print(*sorted(name for name in sys.modules if name.split(".")[0] in ("harness", "policies")))
@@ -211,7 +211,7 @@ def test_every_module_that_a_run_loads_counts_or_is_known_to_have_no_effect(byte
     command = [sys.executable, "-c", LOADED, str(byte_model), str(tmp_path / "runs")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = {name for name in done.stdout.splitlines()[-1].split() if not name.startswith(WITHOUT_EFFECT)}
-    assert {"harness.answering", "policies.paged_eviction", "harness.longbench.metrics"} <= loaded
+    assert {"harness.run.answering", "policies.paged_eviction", "harness.benchmarks.longbench.metrics"} <= loaded
     own = result_code(["paged_eviction"], "vllm").own
-    counted = _sources("harness.experiment", *_started_by_name()).keys() | {name.split(":")[0] for name in own}
+    counted = _sources("harness.run.experiment", *_started_by_name()).keys() | {name.split(":")[0] for name in own}
     assert loaded - counted == set()

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.engines.contract import BlockUsageSample
 from harness.errors import UserError
-from harness.generation import BlockUsageSample
 from harness.store import manifest as manifests
 from harness.store.block_usage import append_block_usage
 from harness.store.manifest import Session, new_manifest, read_manifest, write_atomically, write_manifest

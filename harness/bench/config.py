@@ -21,9 +21,10 @@ from harness.config import (
     ModelConfig,
     PolicyConfig,
     TrackerConfig,
+    read_composed,
     to_dataclass,
 )
-from harness.engines import VLLM
+from harness.engines.choose import VLLM
 from harness.errors import UserError
 from harness.hardware import inference_device
 
@@ -149,10 +150,7 @@ def make_plan(config: DictConfig) -> Plan:
     Raises:
         UserError: a key without a value, or values that do not fit together.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise UserError(f"no value for {', '.join(missing)}. Give each as key=value.")
-    bench: BenchConfig = OmegaConf.to_object(config)
+    bench = read_composed(config, BenchConfig)
     _check_counts(bench)
     _check_policies(bench.variants)
     bench = _fill_side_by_side(bench)

@@ -11,7 +11,7 @@ from harness.bench.load import warmup_load
 from harness.bench.measure import collect, usage_between
 from harness.bench.records import Repeat
 from harness.bench.servers import Builder, Server
-from harness.engine.traffic import TimedRequest
+from harness.engines.vllm.traffic import TimedRequest
 from harness.errors import UserError
 
 

@@ -6,8 +6,8 @@ from itertools import accumulate
 
 from harness.bench.config import LoadConfig, Plan
 from harness.bench.models import Vocabulary
-from harness.engine.traffic import TimedRequest
-from harness.generation import GenerationRequest
+from harness.engines.contract import GenerationRequest
+from harness.engines.vllm.traffic import TimedRequest
 
 
 def make_load(plan: Plan, vocabulary: Vocabulary) -> list[TimedRequest]:

@@ -7,8 +7,8 @@ from itertools import dropwhile, pairwise
 
 import numpy as np
 
-from harness.engine.traffic import TimedRequest, TokenEvent
-from harness.generation import BlockUsageSample, EngineStats
+from harness.engines.contract import BlockUsageSample, EngineStats
+from harness.engines.vllm.traffic import TimedRequest, TokenEvent
 
 PERCENTILES = (50, 90, 99)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from harness.bench.config import Variant
 from harness.bench.measure import Memory, Timing, latencies, memory_between
-from harness.engine.traffic import TimedRequest
-from harness.generation import BlockUsageSample, EngineStats
+from harness.engines.contract import BlockUsageSample, EngineStats
+from harness.engines.vllm.traffic import TimedRequest
 from harness.hardware import describe
 
 

@@ -20,8 +20,8 @@ from harness.bench.records import device_name, make_row
 from harness.bench.servers import Builder, vllm_builder
 from harness.bench.summary import summarise
 from harness.bench.table import print_summaries
-from harness.engine.traffic import TimedRequest
-from harness.engines import check_policy, prepare_engine
+from harness.engines.choose import check_policy, prepare_engine
+from harness.engines.vllm.traffic import TimedRequest
 from harness.errors import UserError
 from harness.store.block_usage import append_block_usage
 from harness.store.manifest import Manifest, digest, new_manifest, write_atomically, write_json

@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Protocol
 
 from harness.bench.config import Variant
-from harness.engine.traffic import TimedRequest, TokenEvent
-from harness.engines import engine_shape
+from harness.engines.choose import engine_shape
+from harness.engines.contract import EngineStats
+from harness.engines.vllm.traffic import TimedRequest, TokenEvent
 from harness.errors import UserError
-from harness.generation import EngineStats
 
 
 class Server(Protocol):
-    """Carries a load; `harness.engine.serving.Server` is the real one."""
+    """Carries a load; `harness.engines.vllm.serving.Server` is the real one."""
 
     def serve(self, requests: Sequence[TimedRequest]) -> Iterator[TokenEvent]:
         """Continue every prompt from its arrival on, telling of every token."""
@@ -46,8 +46,8 @@ def vllm_builder(model_path: str, load_format: str) -> Builder:
 
 
 def _build(variant: Variant, model_path: str, load_format: str) -> Server:
-    from harness.engine.serving import Server as VllmServer
-    from harness.engine.settings import EvictionSettings
+    from harness.engines.vllm.serving import Server as VllmServer
+    from harness.engines.vllm.settings import EvictionSettings
 
     config, policy = variant.config, variant.config.policy
     shape = replace(engine_shape(config, model_path), load_format=load_format)

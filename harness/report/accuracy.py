@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.longbench.aggregates import Average
-from harness.longbench.scoring import TaskScore
-from harness.longbench.tasks import CATEGORIES, OWN, TASKS
+from harness.benchmarks.longbench.aggregates import Average
+from harness.benchmarks.longbench.scoring import TaskScore
+from harness.benchmarks.longbench.tasks import CATEGORIES, OWN, TASKS
 from harness.report.conditions import (
     BUDGET_MEANING,
     INTERVAL_MEANING,

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from harness.generation import BlockUsageSample
-from harness.longbench.aggregates import OVERALL, Average
-from harness.longbench.scoring import TaskScore
-from harness.longbench.tasks import PUBLISHED, TASKS
+from harness.benchmarks.longbench.aggregates import OVERALL, Average
+from harness.benchmarks.longbench.scoring import TaskScore
+from harness.benchmarks.longbench.tasks import PUBLISHED, TASKS
+from harness.engines.contract import BlockUsageSample
 from harness.report.charts import Chart, Panel, Point, Series, Skipped
 from harness.report.conditions import BUDGET_MEANING, setting, source_of_blocks, warnings
 from harness.report.costs import request_kv_mib

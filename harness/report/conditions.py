@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.config import ENGINES_WITHOUT_POOL
-from harness.longbench.stats import MIN_CLUSTERS, NUM_DRAWS
 from harness.report.grid import Cell, Column, Table, number_cell, text_cell
 from harness.report.runs import FULL_CACHE_POLICY, MINI, Group, Run
+from harness.statistics.stats import MIN_CLUSTERS, NUM_DRAWS
 
 SHORT_DIGEST = 10
 BUDGET_MEANING = (

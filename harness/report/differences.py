@@ -4,18 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.compare import pair_runs
+from harness.benchmarks.longbench.tasks import TASKS
+from harness.compare import averaged_tasks, compare_mean, figures, pair_runs
 from harness.errors import UserError
-from harness.longbench.paired import MAX_EXACT_CLUSTERS, Comparison, compare_average, compare_tasks, holm
-from harness.longbench.stats import MIN_CLUSTERS
-from harness.longbench.tasks import PUBLISHED, TASKS
-from harness.longbench.text_table import format_interval
 from harness.report.conditions import key_cells, key_columns, key_record, setting, warnings
 from harness.report.grid import MINUS, NO_VALUE, Cell, Column, Table, number_cell, text_cell
 from harness.report.runs import FULL_CACHE_POLICY, Group, Run
+from harness.statistics.paired import MAX_EXACT_CLUSTERS, NUM_FLIPS, Comparison, compare_tasks, holm
+from harness.statistics.stats import MIN_CLUSTERS
+from harness.statistics.text_table import format_interval
 
-NUM_FLIPS = 100_000
-"""So many that Holm's adjustment over thousands of tests leaves something to be found."""
 SIGNIFICANT = 0.05
 SMALLEST_SHOWN = 0.0001
 STAR = "*"
@@ -58,9 +56,8 @@ def difference_tables(group: Group) -> list[Table]:
             continue
         if baseline.engine != run.engine:
             notes.append(f"{run.label} is held against the full cache of engine={baseline.engine}, its own has none.")
-        tasks += [_of_task(run, baseline, one) for one in compare_tasks(pairs, NUM_FLIPS)]
-        averaged = [pair for pair in pairs if pair.task in PUBLISHED] or pairs
-        mean = compare_average(f"mean of {len(averaged)} tasks", averaged, NUM_FLIPS)
+        tasks += [_of_task(run, baseline, one) for one in compare_tasks(pairs)]
+        mean = compare_mean(averaged_tasks(pairs))
         overall.append(Difference(run, baseline, mean, baseline.averages[0].score, run.averages[0].score))
     if not overall and not notes:
         return []
@@ -158,20 +155,6 @@ def _p_cell(p: float | None) -> Cell:
 
 
 def _record(one: Difference) -> dict[str, Any]:
-    line = one.comparison
-    low, high = line.interval or (None, None)
-    return key_record(one.run) | {
-        "baseline_run_id": one.baseline.manifest.run_id,
-        "name": line.name,
-        "n": line.num_pairs,
-        "score_full": one.score_full,
-        "score": one.score,
-        "difference": line.difference,
-        "ci_low": low,
-        "ci_high": high,
-        "p": line.p_value,
-        "p_holm": line.p_holm,
-        "share_worse": line.share_worse,
-        "share_same": line.share_same,
-        "share_better": line.share_better,
-    }
+    names = {"baseline_run_id": one.baseline.manifest.run_id, "name": one.comparison.name}
+    own = {key: value for key, value in figures(one.comparison).items() if key not in ("score_a", "score_b")}
+    return key_record(one.run) | names | {"score_full": one.score_full, "score": one.score} | own

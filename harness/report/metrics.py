@@ -5,10 +5,10 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
-from harness.longbench.aggregates import overall_average
-from harness.longbench.metrics import SampleScore
-from harness.longbench.scoring import TaskScore, task_score
-from harness.longbench.tasks import TASKS
+from harness.benchmarks.longbench.aggregates import overall_average
+from harness.benchmarks.longbench.metrics import SampleScore
+from harness.benchmarks.longbench.scoring import TaskScore, task_score
+from harness.benchmarks.longbench.tasks import TASKS
 from harness.store.manifest import Manifest, Session
 from harness.store.predictions import Prediction
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.benchmarks.loading import load_benchmark
+from harness.benchmarks.longbench.data import Row
+from harness.benchmarks.longbench.prompts import render
 from harness.errors import UserError
-from harness.longbench.data import Row
-from harness.longbench.loading import load_benchmark
-from harness.longbench.prompts import render
 from harness.report.runs import MINI, Run
 
 

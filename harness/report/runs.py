@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from harness.benchmarks.longbench.aggregates import ENGLISH, Average, average, overall_average
+from harness.benchmarks.longbench.scoring import TaskScore
+from harness.benchmarks.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, PUBLISHED, TASKS
 from harness.errors import UserError
-from harness.longbench.aggregates import ENGLISH, Average, average, overall_average
-from harness.longbench.scoring import TaskScore
-from harness.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, PUBLISHED, TASKS
 from harness.report.metrics import run_metrics, task_scores
 from harness.store.manifest import FILE_NAME as MANIFEST
 from harness.store.manifest import Manifest, digest, read_manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.generation import BlockUsageSample
+from harness.engines.contract import BlockUsageSample
 from harness.report.runs import Run
 from harness.store.block_usage import FILE_NAME
 from harness.store.predictions import Prediction

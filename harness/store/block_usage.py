@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.generation import BlockUsageSample
+from harness.engines.contract import BlockUsageSample
 from harness.store.manifest import write_atomically
 
 FILE_NAME = "block_usage.csv"

@@ -1,9 +1,10 @@
 """The source that decides the results of a run, and its digest.
 
-It is what `harness.experiment` imports, directly or not, and the run's own policy and engine with what they import,
+It is what `harness.run.experiment` imports, directly or not, and the run's own policy and engine with what they import,
 wherever these two lie. Other policies do not count, nor do comments, docstrings, layout, modules that only show or keep
 results, and other installed packages, whose versions the manifest has. Imports are read from the source: nothing is
-imported here, and what a module of another package imports by a computed name is not seen.
+imported here, and what a module of another package imports by a computed name is not seen. A module's name counts with
+its content, because an import of the same name from another place may be other code: a moved module makes another run.
 """
 
 import ast
@@ -21,8 +22,8 @@ from harness.errors import UserError
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ("harness", "policies")
-ROOT = "harness.experiment"
-STARTED_BY_NAME = ("harness/engine", "harness/peer")  # in vLLM's processes, and in another environment
+ROOT = "harness.run.experiment"
+STARTED_BY_NAME = ("harness/engines/vllm", "harness/engines/kvpress")  # in vLLM's processes, and in another environment
 WITHOUT_EFFECT = ("harness.progress", "harness.report.tables", "harness.store", "harness.tracking")
 REGISTRY, TABLE, ENTRY_POINT_GROUP = "policies.registry", "BUILT_IN", "kv_eviction.policies"
 INSTALLED = ("site-packages", "dist-packages")

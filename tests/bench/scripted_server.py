@@ -7,8 +7,8 @@ from hydra import compose, initialize_config_module
 
 from harness.bench.config import Plan, Variant, make_plan, register_schema
 from harness.bench.models import Vocabulary
-from harness.engine.traffic import TimedRequest, TokenEvent
-from harness.generation import BlockUsageSample, EngineStats
+from harness.engines.contract import BlockUsageSample, EngineStats
+from harness.engines.vllm.traffic import TimedRequest, TokenEvent
 
 BYTES_PER_BLOCK = 1000
 NUM_BLOCKS = 100

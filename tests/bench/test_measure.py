@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from harness.bench.measure import collect, latencies, memory_between, percentiles
-from harness.engine.traffic import TimedRequest, TokenEvent
-from harness.generation import BlockUsageSample, EngineStats, GenerationRequest
+from harness.engines.contract import BlockUsageSample, EngineStats, GenerationRequest
+from harness.engines.vllm.traffic import TimedRequest, TokenEvent
 
 
 def request(name: str, tokens: int, at_s: float = 0.0) -> TimedRequest:

@@ -10,10 +10,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheT
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from harness.engine.compaction import Compactor, Victim
-from harness.engine.kv_cache import EvictingAttentionSpec
-from harness.engine.layout import CacheLayout, InterleavedLayout
-from harness.engine.plan import Eviction
+from harness.engines.vllm.compaction import Compactor, Victim
+from harness.engines.vllm.kv_cache import EvictingAttentionSpec
+from harness.engines.vllm.layout import CacheLayout, InterleavedLayout
+from harness.engines.vllm.plan import Eviction
 from policies import Phase, Policy, View
 from policies.selection import reduce_heads, select
 

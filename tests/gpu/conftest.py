@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM (make setup)")
 
-from harness.engine.arguments import EngineShape
-from harness.generation import GenerationRequest
+from harness.engines.contract import GenerationRequest
+from harness.engines.vllm.arguments import EngineShape
 from harness.hardware import inference_device
 from tests.tiny_llama import random_prompt, save_tiny_llama
 

@@ -8,10 +8,10 @@ import json
 import sys
 from typing import Any
 
-from harness.engine.arguments import EngineShape
-from harness.engine.llm import VllmEngine
-from harness.engine.settings import EvictionSettings
-from harness.generation import GenerationRequest
+from harness.engines.contract import GenerationRequest
+from harness.engines.vllm.arguments import EngineShape
+from harness.engines.vllm.llm import VllmEngine
+from harness.engines.vllm.settings import EvictionSettings
 
 BUDGET = 64
 

@@ -11,9 +11,9 @@ import pytest
 from vllm.compilation.counter import compilation_counter
 from vllm.config import CUDAGraphMode
 
-from harness.engine.arguments import eviction_arguments
-from harness.engine.settings import EvictionSettings
-from tests.engine.live import live_engine, run_live, run_stock, runner_of
+from harness.engines.vllm.arguments import eviction_arguments
+from harness.engines.vllm.settings import EvictionSettings
+from tests.engines.vllm.live import live_engine, run_live, run_stock, runner_of
 
 pytestmark = pytest.mark.gpu
 

@@ -7,11 +7,11 @@ attention, which vLLM's kernels compute with TF32 products, so there nearly all 
 
 import pytest
 
-from harness.engine.settings import EvictionSettings
-from harness.generation import GenerationRequest
-from harness.reference.generate import run_reference
+from harness.engines.contract import GenerationRequest
+from harness.engines.hf.generate import run_reference
+from harness.engines.vllm.settings import EvictionSettings
 from policies import Phase
-from tests.engine.live import run_live
+from tests.engines.vllm.live import run_live
 from tests.gpu.conftest import BLOCK
 from tests.tiny_llama import random_prompt, tiny_llama
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from transformers import LlamaConfig
 
-from harness.engine.arguments import EngineShape
-from harness.engine.llm import VllmEngine
-from harness.engine.settings import EvictionSettings
-from harness.generation import GenerationRequest
+from harness.engines.contract import GenerationRequest
+from harness.engines.vllm.arguments import EngineShape
+from harness.engines.vllm.llm import VllmEngine
+from harness.engines.vllm.settings import EvictionSettings
 
 BLOCK, BUDGET, PROMPT, NEW = 16, 512, 2048, 256
 NUM_REQUESTS, POOL_TOKENS = 64, 32_768

@@ -8,11 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from harness.generation import BlockUsageSample
-from harness.longbench.data import Row, content_hash
-from harness.longbench.mini import generate
-from harness.longbench.prompts import render
-from harness.longbench.tasks import TASKS
+from harness.benchmarks.longbench.data import Row, content_hash
+from harness.benchmarks.longbench.prompts import render
+from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.mini.generate import generate
+from harness.engines.contract import BlockUsageSample
 from harness.retention import RetentionRecord, append_retention
 from harness.store.block_usage import append_block_usage
 from harness.store.manifest import Manifest, Session, write_manifest

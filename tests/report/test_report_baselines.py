@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.longbench.mini import generate
+from harness.benchmarks.mini.generate import generate
 from harness.report.accuracy import accuracy_table
 from harness.report.chart_speed import throughput_charts
 from harness.report.conditions import BUDGET_MEANING, setting, warnings

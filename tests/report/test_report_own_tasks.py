@@ -15,7 +15,7 @@ from harness.report.metrics import run_metrics
 from harness.report.runs import make_groups, read_runs
 from harness.store.manifest import read_manifest, write_manifest
 from harness.store.predictions import read_predictions, replace_predictions
-from tests.longbench.own_task import register
+from tests.benchmarks.longbench.own_task import register
 from tests.report.synthetic import write_run
 
 PAPER = ["--paper", str(Path(__file__).resolve().parents[2] / "results" / "paper")]

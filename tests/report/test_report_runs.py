@@ -2,8 +2,8 @@
 
 import pytest
 
+from harness.engines.contract import BlockUsageSample
 from harness.errors import UserError
-from harness.generation import BlockUsageSample
 from harness.report.conditions import runs_table, warnings
 from harness.report.prompts import load_prompts
 from harness.report.runs import make_groups, read_runs
@@ -157,7 +157,7 @@ def test_prompts_that_are_not_what_was_read_are_left_out(tmp_path):
 
 
 def test_prompts_are_never_fetched(tmp_path, monkeypatch):
-    monkeypatch.setattr("harness.longbench.loading.download_archive", lambda revision: pytest.fail("network"))
+    monkeypatch.setattr("harness.benchmarks.loading.download_archive", lambda revision: pytest.fail("network"))
     write_run(tmp_path, tasks=("qasper",), num_rows=2, benchmark={"source": "hub", "limit": None})
     prompts, why = load_prompts(read_runs([tmp_path]))
     assert (prompts, why) == ({}, "The rows are not on this machine, and a report uses no network.")

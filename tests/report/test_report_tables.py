@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from harness.longbench.mini import generate
+from harness.benchmarks.mini.generate import generate
 from harness.report.accuracy import accuracy_table, by_category
 from harness.report.costs import memory_table, speed_table
 from harness.report.differences import NUM_FLIPS, difference_tables

@@ -122,7 +122,7 @@ def test_a_client_that_disconnects_leaves_no_block_behind(server):
 
 
 def test_an_unsupported_setting_is_refused_by_name(model):
-    """`tests/engine/test_refusals.py` has the others."""
+    """`tests/engines/vllm/test_refusals.py` has the others."""
     command, environment = server_command(model, "--enable-prefix-caching"), os.environ | ENVIRONMENT
     result = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
     assert result.returncode != 0

@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_module
 
 from harness.config import TrackerConfig, register_schema, to_dataclass
-from harness.experiment import read_metrics, run
+from harness.run.experiment import read_metrics, run
 from harness.store.manifest import read_manifest
 from harness.store.predictions import read_predictions
 from harness.tracking import FILE_NAME, track

@@ -1,0 +1,1 @@
+"""What `benchmark=` names: rows, prompts and scores."""

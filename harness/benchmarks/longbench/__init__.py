@@ -1,0 +1,1 @@
+"""LongBench: its 21 tasks, their prompts, metrics and averages."""

@@ -1,0 +1,195 @@
+"""From a row to the token ids a model gets: chat template, middle cut, stop tokens.
+
+Follows pred.py of THUDM/LongBench at 2e00731f with three differences, all there to keep the prompt within the model:
+the cut is made on token ids (the official script turns both halves into text and tokenises that again, which may give
+more tokens than the limit and splits characters), the tokens of the chat template are part of the limit, and the
+template's own tokens are never cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.benchmarks.longbench.data import Row
+from harness.benchmarks.longbench.prompts import render
+from harness.benchmarks.longbench.tasks import TASKS
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+TEMPLATE_DATE = "26 Jul 2024"  # Llama 3.x templates write a date into the prompt: else, today's
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row made ready for a model.
+
+    Attributes:
+        sample_id: "<task>/<row id>", unique within a benchmark.
+        prompt_token_ids: everything the model reads, BOS and chat template included.
+        num_prompt_tokens_before_cut: tokens of the same prompt if nothing is cut.
+        truncated: whether the middle of the prompt was cut out.
+        chat_template: whether the chat template is around the prompt.
+        max_new_tokens: tokens to generate at most.
+        stop_token_ids: the answer ends at any of these.
+        min_new_tokens: tokens before which no stop token is accepted.
+        prompt_sha256: SHA-256 (hex) of the rendered prompt text before cut and chat template.
+    """
+
+    sample_id: str
+    task: str
+    row: Row
+    prompt_token_ids: list[int]
+    num_prompt_tokens_before_cut: int
+    truncated: bool
+    chat_template: bool
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    min_new_tokens: int
+    prompt_sha256: str
+
+
+def stop_token_ids(
+    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, generation_config: GenerationConfig | None
+) -> tuple[int, ...]:
+    """Return every end-of-sequence id that the tokenizer, the model or its generation settings name, in order.
+
+    Chat models end a turn with another token than a text (Llama 3: 128009 and 128001), and each of the three places
+    may name only one of them.
+    """
+    ids: set[int] = set()
+    for place in (tokenizer, model_config, generation_config):
+        named = getattr(place, "eos_token_id", None)
+        ids.update(named if isinstance(named, list | tuple) else [] if named is None else [named])
+    return tuple(sorted(ids))
+
+
+def iter_samples(
+    rows: Iterable[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    max_model_len: int,
+    stop_token_ids: tuple[int, ...],
+    use_chat_template: bool = True,
+    min_prompt_tokens: int | None = None,
+    max_prompt_tokens: int | None = None,
+) -> Iterator[Sample]:
+    """Make samples lazily, in the order of the rows; see `build_sample`.
+
+    Rows whose uncut prompt has fewer than `min_prompt_tokens` or more than `max_prompt_tokens` tokens are left out.
+
+    Raises:
+        UserError: a sample cannot be built, or the two limits leave no row.
+    """
+    num_samples = num_left_out = 0
+    for row in rows:
+        sample = build_sample(row, tokenizer, max_model_len, stop_token_ids, use_chat_template)
+        num_tokens = sample.num_prompt_tokens_before_cut
+        too_short = min_prompt_tokens is not None and num_tokens < min_prompt_tokens
+        too_long = max_prompt_tokens is not None and num_tokens > max_prompt_tokens
+        if too_short or too_long:
+            num_left_out += 1
+            continue
+        num_samples += 1
+        yield sample
+    if num_left_out and not num_samples:
+        raise UserError(
+            f"no row is left: benchmark.min_prompt_tokens={min_prompt_tokens} and "
+            f"benchmark.max_prompt_tokens={max_prompt_tokens} rule out every prompt. Widen them."
+        )
+
+
+def build_sample(
+    row: Row,
+    tokenizer: PreTrainedTokenizerBase,
+    max_model_len: int,
+    stop_token_ids: tuple[int, ...],
+    use_chat_template: bool = True,
+) -> Sample:
+    """Make the sample of one row; prompt and answer together fit into `max_model_len` tokens.
+
+    Args:
+        stop_token_ids: end-of-sequence ids, see the function of that name.
+        use_chat_template: False for a model that was not trained on chats; a tokenizer without a chat template has
+            the same effect, and few-shot and code tasks never get one.
+
+    Raises:
+        UserError: `max_model_len` leaves no room for a prompt, or the chat template changes the user's text.
+    """
+    task = TASKS[row.task]
+    text = render(row)
+    chat_template = use_chat_template and task.chat_template and tokenizer.chat_template is not None
+    ids, start, end = _chat_tokens(text, tokenizer) if chat_template else _plain_tokens(text, tokenizer)
+    limit = max_model_len - task.max_new_tokens - (len(ids) - (end - start))
+    if limit < 2:
+        raise UserError(
+            f"model.max_model_len={max_model_len} leaves no room for a prompt of {row.task}: {task.max_new_tokens} "
+            f"tokens are for the answer and {len(ids) - (end - start)} for the chat template. Raise it to at least "
+            f"{max_model_len - limit + 2}."
+        )
+    prompt_token_ids = ids[:start] + middle_cut(ids[start:end], limit) + ids[end:]
+    if task.stop_at_newline:
+        stop_token_ids = (*stop_token_ids, tokenizer.encode("\n", add_special_tokens=False)[-1])
+    return Sample(
+        sample_id=f"{row.task}/{row.row_id}",
+        task=row.task,
+        row=row,
+        prompt_token_ids=prompt_token_ids,
+        num_prompt_tokens_before_cut=len(ids),
+        truncated=len(prompt_token_ids) < len(ids),
+        chat_template=chat_template,
+        max_new_tokens=task.max_new_tokens,
+        stop_token_ids=stop_token_ids,
+        min_new_tokens=int(task.stop_at_newline),
+        prompt_sha256=hashlib.sha256(text.encode()).hexdigest(),
+    )
+
+
+def middle_cut(token_ids: list[int], limit: int) -> list[int]:
+    """Keep the first and the last `int(limit / 2)` tokens of a prompt longer than `limit`, as pred.py does.
+
+    `limit` is at least 2; an odd one keeps one token less than it allows.
+    """
+    if len(token_ids) <= limit:
+        return token_ids
+    half = limit // 2
+    return token_ids[:half] + token_ids[-half:]
+
+
+def _plain_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int, int]:
+    """Return the ids of a prompt and the part that may be cut: all of it, a BOS at its head included, as in pred.py."""
+    ids = tokenizer(text, verbose=False).input_ids
+    return ids, 0, len(ids)
+
+
+def _chat_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int, int]:
+    """Return the ids of a prompt inside the chat template, and where the ids of the prompt itself start and end.
+
+    The whole text is tokenised at once, as a chat server does, and the prompt is found in it by character offsets; a
+    token across the border counts as the template's. A template may strip white space around the prompt. If the
+    tokenizer adds a BOS to plain text and the template has none, it is put in front, as pred.py does.
+    """
+    whole = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, date_string=TEMPLATE_DATE
+    )
+    prompt = text.strip()
+    first_char = whole.find(prompt)
+    if first_char < 0:
+        raise UserError(
+            f"the chat template of {tokenizer.name_or_path} changes the user's text, so its prompts cannot be cut. "
+            "Choose another model, or a tokenizer without a chat template."
+        )
+    last_char = first_char + len(prompt)
+    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    offsets = encoded.offset_mapping
+    start = next(index for index, (begin, _) in enumerate(offsets) if begin >= first_char)
+    end = len(offsets) - next(index for index, (_, stop) in enumerate(reversed(offsets)) if stop <= last_char)
+    ids = encoded.input_ids
+    added = tokenizer("").input_ids
+    if ids[: len(added)] != added:
+        ids = added + ids
+        start, end = start + len(added), end + len(added)
+    return ids, start, end

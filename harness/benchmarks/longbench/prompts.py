@@ -1,0 +1,85 @@
+"""The prompt templates: an own task carries its own, LongBench's are read from the installed package `lm-eval`.
+
+No LongBench prompt is copied into this project: lm-eval carries the texts as data (one YAML file a task). Six of them
+lack white space the official texts have; `Task.prompt_fix` restores it, and a SHA-256 of the official text guards it.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+import yaml
+
+from harness.benchmarks.longbench.data import Row
+from harness.benchmarks.longbench.tasks import Task, get_task
+from harness.errors import UserError
+
+LM_EVAL_VERSION = "0.4.13"
+_REMEDY = f"Run: pip install lm-eval=={LM_EVAL_VERSION}"
+
+
+class _DataLoader(yaml.SafeLoader):
+    """Reads lm-eval's files as data: what it tags as a Python function becomes None."""
+
+
+_DataLoader.add_multi_constructor("!", lambda _loader, _suffix, _node: None)
+
+
+@functools.cache
+def prompt_template(task_name: str) -> str:
+    """Return the prompt template of a task, with `{context}` and `{input}` as placeholders.
+
+    Raises:
+        UserError: no such task; for one of LongBench's, lm-eval is not installed or its text is not the official one.
+    """
+    task = get_task(task_name)
+    if task.prompt is not None:
+        return task.prompt
+    template = _official_text(task, _lm_eval_text(_templates_folder() / f"{task.name}.yaml"))
+    digest = hashlib.sha256(template.encode()).hexdigest()
+    if not digest.startswith(task.prompt_sha256):
+        raise UserError(
+            f"the prompt of {task.name} in lm-eval {importlib.metadata.version('lm-eval')} is not the official one "
+            f"(SHA-256 {digest[:16]}, wanted {task.prompt_sha256}). {_REMEDY}"
+        )
+    return template
+
+
+def render(row: Row) -> str:
+    """Return the prompt of a row: what LongBench's `template.format(**row)` returns, to the byte.
+
+    Braces inside the row's own text are left alone, because `str.format` does not look into the values.
+
+    Raises:
+        UserError: see `prompt_template`.
+    """
+    return prompt_template(row.task).format(context=row.context, input=row.input)
+
+
+def _templates_folder() -> Path:
+    """Find lm-eval's LongBench files without importing lm-eval, which takes seconds."""
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"lm-eval is not installed; the LongBench prompts are read from it. {_REMEDY}")
+    return Path(spec.submodule_search_locations[0]) / "tasks" / "longbench"
+
+
+def _lm_eval_text(path: Path) -> str:
+    try:
+        settings = yaml.load(path.read_bytes(), _DataLoader)
+        return settings["doc_to_text"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        version = importlib.metadata.version("lm-eval")
+        raise UserError(f"no prompt in {path} of lm-eval {version} ({error!r}). {_REMEDY}") from error
+
+
+def _official_text(task: Task, text: str) -> str:
+    """Turn lm-eval's Jinja fields into `str.format` fields and restore the official white space."""
+    for field, placeholder in (("context", "{context}"), ("question", "{input}"), ("input", "{input}")):
+        text = text.replace("{{" + field + "}}", placeholder)
+    if task.prompt_fix is None:
+        return text
+    found, official = task.prompt_fix
+    return text.removesuffix(found) + official

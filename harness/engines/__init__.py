@@ -1,0 +1,1 @@
+"""What `engine=` names: three engines that answer prompts, and the contract they share."""

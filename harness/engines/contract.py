@@ -1,0 +1,111 @@
+"""What the experiment and an engine say to each other. No engine is imported here.
+
+An engine turns `GenerationRequest`s into `GenerationResult`s in the order in which they finish.
+`harness.engines.vllm` (vLLM) and `harness.engines.hf` (Hugging Face) implement `Engine`; tests use a scripted one.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt to continue greedily.
+
+    Attributes:
+        request_id: unique within the run.
+        prompt_token_ids: the whole prompt, BOS and chat template included.
+        max_new_tokens: the most tokens to generate.
+        stop_token_ids: generation ends after any of these; the stop token is not part of the result.
+        min_new_tokens: no stop token is accepted before this many tokens.
+        ignore_eos: generate exactly `max_new_tokens` (load tests).
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class EvictionRecord:
+    """What eviction did to one request. All counts are tokens of one layer unless named blocks."""
+
+    num_evictions: int = 0
+    num_evicted_tokens: int = 0
+    peak_resident_tokens: int = 0
+    final_resident_tokens: int = 0
+    peak_blocks: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """A finished request.
+
+    Attributes:
+        token_ids: generated tokens without the stop token.
+        finish_reason: "stop" or "length".
+        ttft_s, e2e_s: seconds from arrival in the engine to the first token, to the end.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: str
+    num_prompt_tokens: int
+    eviction: EvictionRecord = field(default_factory=EvictionRecord)
+    ttft_s: float | None = None
+    e2e_s: float | None = None
+
+
+@dataclass(frozen=True)
+class BlockUsageSample:
+    """KV blocks in use after one engine step.
+
+    Attributes:
+        t_s: seconds after the first step.
+        running: requests in the step; 0 where one has handed its blocks back after it.
+        prefilling: those of them that read prompt tokens.
+    """
+
+    t_s: float
+    blocks: int
+    running: int
+    prefilling: int = 0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Memory and work of a whole run, read from the engine's own pool, not from a formula."""
+
+    block_size: int
+    num_blocks: int
+    bytes_per_block: int
+    peak_blocks: int
+    mean_blocks: float
+    free_blocks_at_end: int
+    num_steps: int
+    num_evictions: int
+    num_evicted_tokens: int
+    num_preemptions: int
+    eviction_time_s: float
+    block_usage: list[BlockUsageSample] = field(default_factory=list)
+
+
+class Engine(Protocol):
+    """Continues prompts. `generate` may be called more than once before `close`."""
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResult]:
+        """Yield one result a request, in the order in which they finish."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counts since the engine was built."""
+        ...
+
+    def close(self) -> None:
+        """Release the model and the KV pool."""
+        ...

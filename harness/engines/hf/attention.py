@@ -1,0 +1,106 @@
+"""Attention over the reference cache, plugged into transformers' `AttentionInterface`.
+
+The cache travels as a keyword argument of the model's forward, which transformers hands down to the attention function;
+no state is global.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from harness.engines.hf.cache import HeadCache, ReferenceCache
+from harness.errors import UserError
+
+IMPLEMENTATION = "kv_eviction_reference"
+QUERY_BLOCK = 256
+"""Queries whose attention matrix is held at once; bounds memory, changes no result."""
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux")
+"""Arguments by which transformers tells an attention function to compute something else than plain attention."""
+
+
+@contextmanager
+def reference_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let `model` attend through `attend` inside the context and as before after it."""
+    AttentionInterface.register(IMPLEMENTATION, attend)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    reference_cache: ReferenceCache,
+    **options: object,
+) -> tuple[torch.Tensor, None]:
+    """Write the new tokens of a layer to the cache, then attend over all resident tokens, in float32.
+
+    Args:
+        module: the attention layer; `layer_idx` tells which one.
+        query: post-RoPE [1, Q, n, D].
+        key, value: post-RoPE keys and values of the same tokens, [1, H, n, D].
+        attention_mask: None, because transformers builds no mask for an implementation that it does not know.
+        scaling: factor of the logits.
+        reference_cache: the request's cache; its `num_seen` is the position of the first of the n tokens.
+        options: further settings of the model.
+
+    Returns:
+        [1, n, Q, D] in the dtype of `query`, and no weights.
+
+    Raises:
+        UserError: the model asks for a sliding window, soft-capped logits or attention sinks.
+    """
+    for option in UNSUPPORTED:
+        if options.get(option) is not None:
+            raise UserError(
+                f"model uses {option}={options[option]}, which the reference does not compute. "
+                "Use a model with plain causal attention in all layers."
+            )
+    if attention_mask is not None:
+        raise ValueError("the reference attention takes no mask: one request, no padding")
+    layer = reference_cache.layers[module.layer_idx]
+    if reference_cache.keep_queries:
+        layer.queries.append(query[0])
+    positions = list(range(reference_cache.num_seen, reference_cache.num_seen + query.shape[2]))
+    group_queries = query[0].float().unflatten(0, (len(layer.heads), -1))
+    outputs = []
+    for head, queries, keys, values in zip(layer.heads, group_queries, key[0], value[0], strict=True):
+        head.append(positions, keys, values)
+        outputs.append(_attend_head(head, queries, positions, scaling))
+    return torch.cat(outputs).transpose(0, 1)[None].to(query.dtype), None
+
+
+def _attend_head(head: HeadCache, queries: torch.Tensor, positions: list[int], scaling: float) -> torch.Tensor:
+    """Attention of one group over one KV head; adds the probabilities to the head's attention mass.
+
+    Args:
+        head: resident tokens, the queries' own included.
+        queries: float32 [G, n, D].
+        positions: position of each query.
+        scaling: factor of the logits.
+
+    Returns:
+        float32 [G, n, D].
+    """
+    keys, values = head.keys.float(), head.values.float()
+    key_positions = torch.tensor(head.positions, device=keys.device)
+    query_positions = torch.tensor(positions, device=keys.device)
+    outputs = []
+    for block, block_positions in zip(
+        queries.split(QUERY_BLOCK, dim=1), query_positions.split(QUERY_BLOCK), strict=True
+    ):
+        future = key_positions[None, :] > block_positions[:, None]
+        logits = (block @ keys.T * scaling).masked_fill(future, float("-inf"))
+        probabilities = logits.softmax(dim=-1)
+        head.attention_mass = head.attention_mass + probabilities.sum(dim=(0, 1))
+        outputs.append(probabilities @ values)
+    return torch.cat(outputs, dim=1)

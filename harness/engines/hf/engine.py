@@ -1,0 +1,129 @@
+"""The reference as an engine: one request at a time, no batching, no pool."""
+
+import time
+from collections.abc import Iterable, Iterator
+
+from transformers import AutoModelForCausalLM
+
+from harness.engines.contract import BlockUsageSample, EngineStats, EvictionRecord, GenerationRequest, GenerationResult
+from harness.engines.hf.cache import CacheShape
+from harness.engines.hf.generate import ReferenceTrace, run_reference
+from harness.errors import UserError
+from policies.base import Policy
+from policies.registry import build_policy
+
+FULL_BLOCK_SIZE = 32
+"""Block size in the statistics of a run without a policy: the smallest that vLLM's CPU build takes."""
+
+
+class ReferenceEngine:
+    """Implements `harness.engines.contract.Engine` on a Hugging Face model.
+
+    Memory is counted as blocks that the resident tokens would fill; the "pool" is the largest number ever in use.
+    """
+
+    def __init__(
+        self, model_path: str, policy: Policy | None = None, dtype: str = "float32", revision: str | None = None
+    ) -> None:
+        """Load the model.
+
+        Args:
+            model_path: folder or hub id of a causal LM.
+            policy: what to evict; None keeps everything.
+            dtype: of the weights and the cache; attention itself is float32 always.
+            revision: of a model on the hub.
+
+        Raises:
+            UserError: the model cannot be loaded.
+        """
+        try:
+            self._model = AutoModelForCausalLM.from_pretrained(model_path, revision=revision, dtype=dtype).eval()
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"model.path={model_path} cannot be loaded ({error}). Give a folder with config.json and weights."
+            ) from error
+        self._policy = policy or build_policy("full", budget=None, block_size=FULL_BLOCK_SIZE)
+        self._bytes_per_block = self._count_block_bytes()
+        self._usage: list[BlockUsageSample] = []
+        self._records: list[EvictionRecord] = []
+        self._eviction_s = 0.0
+        self._start_s: float | None = None
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResult]:
+        """Yield one result a request, in the order of the requests."""
+        for request in requests:
+            arrival_s = time.perf_counter()
+            trace = run_reference(
+                self._model,
+                self._policy,
+                request.prompt_token_ids,
+                request.max_new_tokens,
+                stop_token_ids=request.stop_token_ids,
+                min_new_tokens=request.min_new_tokens,
+                ignore_eos=request.ignore_eos,
+            )
+            e2e_s = time.perf_counter() - arrival_s
+            record = self._account(trace, arrival_s)
+            yield GenerationResult(
+                request_id=request.request_id,
+                token_ids=trace.token_ids,
+                finish_reason=trace.finish_reason,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                eviction=record,
+                ttft_s=trace.ttft_s,
+                e2e_s=e2e_s,
+            )
+
+    def stats(self) -> EngineStats:
+        """Counts since the engine was built."""
+        blocks = [sample.blocks for sample in self._usage]
+        peak_blocks = max(blocks, default=0)
+        return EngineStats(
+            block_size=self._policy.block_size,
+            num_blocks=peak_blocks,
+            bytes_per_block=self._bytes_per_block,
+            peak_blocks=peak_blocks,
+            mean_blocks=sum(blocks) / max(len(blocks), 1),
+            free_blocks_at_end=peak_blocks,
+            num_steps=len(blocks),
+            num_evictions=sum(record.num_evictions for record in self._records),
+            num_evicted_tokens=sum(record.num_evicted_tokens for record in self._records),
+            num_preemptions=0,
+            eviction_time_s=self._eviction_s,
+            block_usage=list(self._usage),
+        )
+
+    def close(self) -> None:
+        """Release the model."""
+        del self._model
+
+    def _account(self, trace: ReferenceTrace, arrival_s: float) -> EvictionRecord:
+        """Add a finished request to the statistics and sum up what eviction did to it."""
+        if self._start_s is None:
+            self._start_s = arrival_s + trace.steps[0].end_s
+        offset_s = arrival_s - self._start_s
+        self._usage += [
+            BlockUsageSample(offset_s + step.end_s, self._num_blocks(step.num_resident), running=1)
+            for step in trace.steps
+        ]
+        peak = max(step.num_resident for step in trace.steps)
+        record = EvictionRecord(
+            num_evictions=len(trace.decisions),
+            num_evicted_tokens=sum(decision.num_resident_before - decision.num_keep for decision in trace.decisions),
+            peak_resident_tokens=peak,
+            final_resident_tokens=len(trace.resident_positions[0][0]),
+            peak_blocks=self._num_blocks(peak),
+        )
+        self._records.append(record)
+        self._eviction_s += trace.eviction_s
+        return record
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` fill, the last one perhaps in part."""
+        return -(-num_tokens // self._policy.block_size)
+
+    def _count_block_bytes(self) -> int:
+        """Keys and values of one block in all layers."""
+        shape = CacheShape.of(self._model.config)
+        num_numbers = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * self._policy.block_size
+        return num_numbers * self._model.dtype.itemsize

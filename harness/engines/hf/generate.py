@@ -1,0 +1,227 @@
+"""Greedy generation of one request under a policy, slow and obvious: the oracle for the vLLM engine."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from harness.engines.hf.attention import reference_attention
+from harness.engines.hf.cache import CacheShape, ReferenceCache
+from harness.engines.hf.rotary import Rotary
+from harness.engines.hf.selection import choose_kept
+from harness.engines.hf.signals import build_view
+from harness.errors import UserError
+from policies.base import Phase, Policy, Signal
+
+QUERY_SIGNALS = frozenset({Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS})
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One eviction.
+
+    Attributes:
+        phase: when it happened.
+        num_seen: tokens attended before it.
+        num_resident_before, num_keep: tokens in each row before and after.
+        kept: sorted original positions that stayed, by layer and KV head.
+        scores: what they were chosen by, float32 [H or 1, T] a layer in slot order; a choice that another
+            implementation makes differently is a near-tie if its scores hardly differ.
+        positions: original position of each slot, int64 [H or 1, T] a layer.
+    """
+
+    phase: Phase
+    num_seen: int
+    num_resident_before: int
+    num_keep: int
+    kept: list[list[list[int]]]
+    scores: list[torch.Tensor]
+    positions: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward: when it ended, in seconds from the start, and how many tokens were resident in each row then."""
+
+    end_s: float
+    num_resident: int
+
+
+@dataclass(frozen=True)
+class ReferenceTrace:
+    """A finished request and all that happened to it.
+
+    Attributes:
+        token_ids: generated tokens without the stop token.
+        finish_reason: "stop" or "length".
+        decisions: evictions in order; a plan that lets all tokens stay is none.
+        resident_positions: at the end, in slot order, by layer and KV head.
+        logits: float32 [G, V] from which each token was chosen, the stop token included; -inf where
+            `min_new_tokens` forbade a stop token.
+        steps: one a forward.
+        ttft_s, eviction_s: seconds until the first token was chosen, and spent on evictions.
+    """
+
+    token_ids: list[int]
+    finish_reason: str
+    decisions: list[Decision]
+    resident_positions: list[list[list[int]]]
+    logits: torch.Tensor
+    steps: list[Step]
+    ttft_s: float
+    eviction_s: float
+
+    def margins(self) -> torch.Tensor:
+        """Gap between the two best logits of each choice, float32 [G]; a mismatch at a small gap is a near-tie."""
+        best, second = self.logits.topk(2, dim=-1).values.unbind(dim=-1)
+        return best - second
+
+
+def run_reference(
+    model: PreTrainedModel,
+    policy: Policy,
+    prompt_token_ids: Sequence[int],
+    max_new_tokens: int,
+    stop_token_ids: Sequence[int] = (),
+    min_new_tokens: int = 0,
+    ignore_eos: bool = False,
+) -> ReferenceTrace:
+    """Continue one prompt greedily, evicting as the policy says.
+
+    The first token is chosen before the prompt is pruned (in "chunked" mode: before the eviction after its last
+    chunk). Positions stay logical. Nothing is evicted once the last token is chosen.
+
+    Args:
+        model: a causal LM whose layers attend through transformers' `AttentionInterface`.
+        policy: plan and scores.
+        prompt_token_ids, max_new_tokens, stop_token_ids, min_new_tokens, ignore_eos: as in `GenerationRequest`.
+
+    Raises:
+        UserError: empty prompt, no token to generate, or a model that the reference does not cover.
+    """
+    if not prompt_token_ids or max_new_tokens < 1:
+        raise UserError(
+            f"a prompt of {len(prompt_token_ids)} tokens with max_new_tokens={max_new_tokens} cannot be continued. "
+            "Give at least one prompt token and max_new_tokens=1."
+        )
+    stop = frozenset() if ignore_eos else frozenset(stop_token_ids)
+    request = _Request(model, policy, len(prompt_token_ids))
+    with torch.no_grad(), reference_attention(model):
+        logits = request.prefill(list(prompt_token_ids))
+        token_ids, finish_reason, chosen_from = _decode(request, logits, max_new_tokens, stop, min_new_tokens)
+    return ReferenceTrace(
+        token_ids=token_ids,
+        finish_reason=finish_reason,
+        decisions=request.decisions,
+        resident_positions=request.cache.positions(),
+        logits=torch.stack(chosen_from),
+        steps=request.steps,
+        ttft_s=request.ttft_s,
+        eviction_s=request.eviction_s,
+    )
+
+
+def _decode(
+    request: "_Request", logits: torch.Tensor, max_new_tokens: int, stop: frozenset[int], min_new_tokens: int
+) -> tuple[list[int], str, list[torch.Tensor]]:
+    """From the prompt's last logits to the end: tokens, finish reason, and the logits of each choice."""
+    token_ids: list[int] = []
+    chosen_from = []
+    phase = Phase.PREFILL_END
+    while True:
+        if len(token_ids) < min_new_tokens:
+            logits[list(stop)] = float("-inf")
+        chosen_from.append(logits)
+        token = int(logits.argmax())
+        if token in stop:
+            return token_ids, "stop", chosen_from
+        token_ids.append(token)
+        if len(token_ids) == max_new_tokens:
+            return token_ids, "length", chosen_from
+        request.evict(phase)
+        phase = Phase.DECODE
+        logits = request.forward([token])
+
+
+@dataclass
+class _Request:
+    """The running request: model, policy and cache, and the record of what was done."""
+
+    model: PreTrainedModel
+    policy: Policy
+    num_prompt_tokens: int
+    cache: ReferenceCache = field(init=False)
+    rotary: Rotary | None = field(init=False, default=None)
+    decisions: list[Decision] = field(init=False, default_factory=list)
+    steps: list[Step] = field(init=False, default_factory=list)
+    ttft_s: float = field(init=False, default=0.0)
+    eviction_s: float = field(init=False, default=0.0)
+    start_s: float = field(init=False, default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        """Make an empty cache of the model's shape."""
+        keep_queries = bool(self.policy.signals & QUERY_SIGNALS)
+        shape = CacheShape.of(self.model.config)
+        self.cache = ReferenceCache.empty(shape, self.num_prompt_tokens, keep_queries)
+        if Signal.QUERY_MOMENTS in self.policy.signals or self.policy.cache_positions:
+            self.rotary = Rotary.of(self.model, shape.head_size)
+
+    def prefill(self, prompt_token_ids: list[int]) -> torch.Tensor:
+        """Attend the prompt, whole or in chunks with an eviction between them; logits [V] of the first token."""
+        chunk = self.policy.prefill_chunk if self.policy.prefill == "chunked" else len(prompt_token_ids)
+        logits = self.forward(prompt_token_ids[:chunk])
+        for start in range(chunk, len(prompt_token_ids), chunk):
+            self.evict(Phase.PREFILL_CHUNK)
+            logits = self.forward(prompt_token_ids[start : start + chunk])
+        self.ttft_s = self.steps[-1].end_s
+        return logits
+
+    def forward(self, token_ids: list[int]) -> torch.Tensor:
+        """Attend new tokens at the next positions and return the last one's logits, float32 [V].
+
+        Raises:
+            UserError: the model's attention bypassed the cache.
+        """
+        num_expected = self.cache.num_resident + len(token_ids)
+        first = self.cache.num_resident if self.policy.cache_positions else self.cache.num_seen
+        positions = torch.arange(first, first + len(token_ids), device=self.model.device)
+        output = self.model(
+            input_ids=torch.tensor([token_ids], device=self.model.device),
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=1,
+            reference_cache=self.cache,
+        )
+        if self.cache.num_resident != num_expected:
+            raise UserError(
+                f"model={type(self.model).__name__} does not attend through transformers' AttentionInterface. "
+                "Use a model that does (Llama family)."
+            )
+        self.cache.num_seen += len(token_ids)
+        self.steps.append(Step(time.perf_counter() - self.start_s, num_expected))
+        return output.logits[0, -1].float()
+
+    def evict(self, phase: Phase) -> None:
+        """Ask the policy how many tokens stay and which, and let the others go."""
+        num_resident = self.cache.num_resident
+        num_keep = self.policy.plan(phase, num_resident)
+        if num_keep == num_resident:
+            return
+        start_s = time.perf_counter()
+        views = [
+            build_view(self.policy, self.cache, index, phase, self.rotary) for index in range(len(self.cache.layers))
+        ]
+        scores = [self.policy.score(view)[0] for view in views]
+        positions = [view.positions[0] for view in views]
+        kept_slots = choose_kept(self.policy, phase, scores, positions, self.cache.num_seen, num_keep)
+        for layer, rows in zip(self.cache.layers, kept_slots, strict=True):
+            for index, head in enumerate(layer.heads):
+                kept = rows[index if self.policy.per_head else 0]
+                if self.policy.cache_positions:
+                    head.renumber(kept, self.rotary)
+                head.evict(kept, phase)
+        kept = [[sorted(positions) for positions in heads] for heads in self.cache.positions()]
+        self.decisions.append(Decision(phase, self.cache.num_seen, num_resident, num_keep, kept, scores, positions))
+        self.eviction_s += time.perf_counter() - start_s

@@ -1,0 +1,72 @@
+"""Worker and runner for vLLM's CUDA build (model runner V1)."""
+
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
+
+from harness.engines.vllm.layout import InterleavedLayout
+from harness.engines.vllm.runner import EvictionRunning
+from harness.engines.vllm.worker import EvictionReporting
+from policies import Policy, Signal
+
+POSITION_BYTES = torch.int32.itemsize
+SIGNAL_BYTES = torch.float32.itemsize
+
+
+class EvictionGPUModelRunner(EvictionRunning, GPUModelRunner):
+    """CUDA runner that evicts."""
+
+    layout_class = InterleavedLayout
+
+    def memory_for_cache(self, available: int) -> int:
+        """Of `available` bytes those that the KV cache may take; the rest is for what the plugin keeps beside it."""
+        specs = self.get_kv_cache_spec()
+        if not specs or not self.eviction_policy.evicts:
+            return available
+        spec = next(iter(specs.values()))
+        num_query_heads = self.model_config.get_num_attention_heads(self.parallel_config)
+        per_block, fixed = bytes_beside(self.eviction_policy, spec, num_query_heads, self.max_num_reqs)
+        share = spec.page_size_bytes / (spec.page_size_bytes + per_block)
+        return int((available - fixed * len(specs)) * share)
+
+
+class EvictionGPUWorker(EvictionReporting, Worker):
+    """`worker_cls` on CUDA."""
+
+    model_runner: EvictionGPUModelRunner
+
+    def _make_model_runner(self) -> EvictionGPUModelRunner:
+        return EvictionGPUModelRunner(self.vllm_config, self.device)
+
+    def determine_available_memory(self) -> int:
+        """As stock, less what the plugin keeps beside the cache. A size that the user gave is the cache's alone."""
+        available = super().determine_available_memory()
+        if self.cache_config.kv_cache_memory_bytes is not None:
+            return available
+        return self.model_runner.memory_for_cache(available)
+
+
+def bytes_beside(policy: Policy, spec: FullAttentionSpec, num_query_heads: int, num_rows: int) -> tuple[int, int]:
+    """What compactor and observers allocate for one layer.
+
+    Args:
+        policy: names its signals.
+        spec: the layer's cache.
+        num_query_heads: query heads of this rank.
+        num_rows: requests that can be under way at once.
+
+    Returns:
+        Bytes a block, and bytes whatever the number of blocks.
+    """
+    per_slot = POSITION_BYTES * (spec.num_kv_heads if policy.per_head else 1)
+    if policy.scores_stay:
+        per_slot += SIGNAL_BYTES * (spec.num_kv_heads if policy.per_head else 1)
+    if Signal.ATTENTION_MASS in policy.signals:
+        per_slot += SIGNAL_BYTES * spec.num_kv_heads
+    query, fixed = num_query_heads * spec.head_size, 0
+    if Signal.WINDOW_QUERIES in policy.signals:
+        fixed += num_rows * policy.query_window * query * spec.dtype.itemsize
+    if Signal.QUERY_MOMENTS in policy.signals:
+        fixed += num_rows * query * (1 + spec.head_size) * SIGNAL_BYTES
+    return per_slot * spec.block_size, fixed

@@ -1,0 +1,242 @@
+"""Runner side: applies plans before anything new is written, and turns logical into resident lengths."""
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+from harness.engines.vllm.compaction import Compactor, Victim
+from harness.engines.vllm.kv_cache import EvictingAttentionSpec
+from harness.engines.vllm.layout import CacheLayout
+from harness.engines.vllm.observers import QUERY_SIGNALS, Observers, watch
+from harness.engines.vllm.plan import StepPlan
+from harness.engines.vllm.refusals import refuse_layers, refuse_rotary
+from harness.engines.vllm.retention import RetentionLog
+from harness.engines.vllm.rotation import inverse_frequencies, rotary_of
+from harness.engines.vllm.settings import read_settings
+from harness.engines.vllm.signals.batch import StepBatch
+from policies import Phase, Signal
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
+else:
+    _Base = object
+
+
+class EvictionRunning(_Base):
+    """Mixin over a vLLM V1 model runner.
+
+    Positions and `num_computed_tokens` stay logical. One integer a request, `num_evicted`, makes them resident in the
+    slot mapping, in the sequence lengths that attention sees, and (scheduler side) in block counts.
+    """
+
+    layout_class: type[CacheLayout]
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self._settings = settings = read_settings(vllm_config)
+        self.eviction_policy = settings.build_policy(vllm_config.cache_config.block_size)
+        self._num_evicted = self._make_buffer(self.max_num_reqs, dtype=torch.int32)
+        self._num_resident: dict[str, int] = {}
+        self._observers: Observers | None = None
+        self._retention: RetentionLog | None = None
+        self.compactor: Compactor | None = None
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """As stock, with every layer evictable.
+
+        Raises:
+            ValueError: a layer is not plain full attention.
+        """
+        policy = self.eviction_policy
+        bound = policy.budget + policy.prefill_chunk if policy.evicts and policy.prefill == "chunked" else None
+        stock = super().get_kv_cache_spec()
+        refuse_layers(stock)
+        if self.shared_kv_cache_layers:
+            raise ValueError("KV eviction moves the tokens of every layer, and this model's layers share their caches")
+        return {name: EvictingAttentionSpec.from_full(spec, bound) for name, spec in stock.items()}
+
+    def initialize_kv_cache(
+        self,
+        kv_cache_config: KVCacheConfig,
+        is_profiling: bool = False,
+        kv_cache_allocation_context: AbstractContextManager | None = None,
+    ) -> None:
+        """As stock; then bind the compactor to the caches, unless they only serve to measure CUDA graphs.
+
+        Raises:
+            ValueError: attention works in a way that eviction cannot follow.
+        """
+        super().initialize_kv_cache(kv_cache_config, is_profiling, kv_cache_allocation_context)
+        (group,) = self.kv_cache_config.kv_cache_groups
+        block_size = group.kv_cache_spec.block_size
+        self.eviction_policy = self._settings.build_policy(block_size)  # vLLM may have changed it for the backend
+        if is_profiling or not self.eviction_policy.evicts:
+            return
+        if self._kernel_block_sizes != [block_size]:
+            raise ValueError(
+                f"engine.block_size={block_size} is split by the attention backend into {self._kernel_block_sizes}. "
+                "Use that size."
+            )
+        context = self.compilation_config.static_forward_context
+        self._bind([context[name] for name in group.layer_names])
+
+    def _bind(self, layers: Sequence[torch.nn.Module]) -> None:
+        """Set up what works on the caches of these layers."""
+        if any(getattr(layer.impl, "alibi_slopes", None) is not None for layer in layers):
+            raise ValueError("KV eviction reorders slots, and ALiBi takes positions from them. Use another model.")
+        layouts = [self.layout_class(layer.kv_cache) for layer in layers]
+        if self.eviction_policy.signals & QUERY_SIGNALS:
+            self._watch(layers, layouts)
+        self.compactor = Compactor(
+            self.eviction_policy,
+            layouts,
+            num_blocks=self.kv_cache_config.num_blocks,
+            observers=self._observers,
+            inv_freq=inverse_frequencies(self._rotary(layers)) if self.eviction_policy.cache_positions else None,
+            average_over_ranks=_average_over_tensor_parallel_ranks,
+            device=self.device,
+        )
+        if self._settings.retention is not None and get_tp_group().rank_in_group == 0:
+            self._retention = RetentionLog(self._settings.retention, self.compactor, self.eviction_policy.block_size)
+
+    def _rotary(self, layers: Sequence[torch.nn.Module]) -> torch.nn.Module:
+        rotary = rotary_of(self.model)
+        refuse_rotary(rotary, layers[0].head_size)
+        return rotary
+
+    def _watch(self, layers: Sequence[torch.nn.Module], layouts: Sequence[CacheLayout]) -> None:
+        """Show the queries of every attention layer to the observers that the policy needs.
+
+        Raises:
+            ValueError: attention would be replayed from full CUDA graphs, where nothing can be watched.
+        """
+        mode = self.compilation_config.cudagraph_mode
+        if mode.has_full_cudagraphs():
+            raise ValueError(
+                f"policy={self.eviction_policy.name} watches attention, which cudagraph_mode={mode.name} replays "
+                "unseen. Use cudagraph_mode=PIECEWISE or enforce_eager."
+            )
+        needs_rotary = Signal.QUERY_MOMENTS in self.eviction_policy.signals
+        self._observers = Observers(
+            self.eviction_policy,
+            layouts,
+            num_blocks=self.kv_cache_config.num_blocks,
+            num_rows=self.max_num_reqs,
+            scale=layers[0].impl.scale,
+            rotary=self._rotary(layers) if needs_rotary else None,
+            device=self.device,
+        )
+        for index, layer in enumerate(layers):
+            layer.impl = watch(layer.impl, index, self._observers)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        """Evict as planned, then update the batch as stock."""
+        plan: StepPlan = scheduler_output.kv_eviction
+        if plan.evictions:
+            self._evict(plan)
+        self.record_resident(scheduler_output.finished_req_ids)
+        for request_id in chain(scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or ()):
+            self._num_resident.pop(request_id, None)
+            if self._observers is not None:
+                self._observers.forget(request_id)
+            if self.compactor is not None:
+                self.compactor.forget(request_id)
+        return super()._update_states(scheduler_output)
+
+    def _evict(self, plan: StepPlan) -> None:
+        """Compact the cache and cut the block rows of the planned requests."""
+        block_size = self.eviction_policy.block_size
+        victims = []
+        for request_id, eviction in plan.evictions.items():
+            block_ids = self.requests[request_id].block_ids[0]
+            resident = self._num_resident[request_id]
+            if resident != eviction.num_before or len(block_ids) != math.ceil(resident / block_size):
+                raise RuntimeError(
+                    f"eviction plan for {request_id} starts from {eviction.num_before} resident tokens; the worker has "
+                    f"{resident} in {len(block_ids)} blocks of {block_size}"
+                )
+            victims.append(Victim(request_id, eviction, tuple(block_ids)))
+        self.compactor.evict(victims)
+        table = self.input_batch.block_table[0]
+        for victim in victims:
+            num_blocks = math.ceil(victim.eviction.num_keep / block_size)
+            self._num_resident[victim.request_id] = victim.eviction.num_keep
+            del self.requests[victim.request_id].block_ids[0][num_blocks:]
+            row = self.input_batch.req_id_to_index.get(victim.request_id)
+            if row is not None:
+                table.block_table.np[row, num_blocks : table.num_blocks_per_row[row]] = 0  # as vLLM leaves free rows
+                table.num_blocks_per_row[row] = num_blocks
+            if self._retention is not None and victim.eviction.phase is Phase.PREFILL_END:
+                self._record(victim.request_id, "prefill_end")
+
+    def record_resident(self, request_ids: Iterable[str] | None = None) -> None:
+        """Write down what is resident of finished requests; of all that are left when the engine is idle."""
+        if self._retention is None:
+            return
+        for request_id in list(self._num_resident) if request_ids is None else request_ids:
+            if request_id in self._num_resident:
+                self._record(request_id, "end")
+                del self._num_resident[request_id]
+
+    def _record(self, request_id: str, phase: str) -> None:
+        state = self.requests[request_id]
+        resident = self._num_resident[request_id]
+        self._retention.record(request_id, phase, state.block_ids[0], resident, state.num_prompt_tokens)
+
+    def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
+        """As stock; then lower lengths and slots of evicted requests and index the new tokens' positions."""
+        prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        if self.compactor is None:
+            return prepared
+        num_reqs, total = self.input_batch.num_reqs, scheduler_output.total_num_scheduled_tokens
+        plan: StepPlan = scheduler_output.kv_eviction
+        positions = self.positions[:total]
+        places = self._lower_lengths(plan, num_reqs, positions) if plan.num_evicted else positions
+        slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu[:total]
+        self.compactor.positions.write(slot_mapping, positions)
+        if self.eviction_policy.cache_positions:
+            positions.copy_(places)
+        lengths = self.optimistic_seq_lens_cpu[:num_reqs].tolist()
+        self._num_resident.update(zip(self.input_batch.req_ids, lengths, strict=True))
+        if self._observers is not None:
+            self._observers.begin_step(self._step_batch(plan, lengths, slot_mapping))
+        return prepared
+
+    def _step_batch(self, plan: StepPlan, num_resident: list[int], slot_mapping: torch.Tensor) -> StepBatch:
+        """This step's requests as the observers see them."""
+        request_ids, num_reqs = self.input_batch.req_ids, len(num_resident)
+        num_blocks = math.ceil(max(num_resident) / self.eviction_policy.block_size)
+        return StepBatch(
+            request_ids=request_ids,
+            starts=self.query_start_loc.np[: num_reqs + 1].tolist(),
+            num_seen=[n + plan.num_evicted.get(name, 0) for name, n in zip(request_ids, num_resident, strict=True)],
+            num_resident=num_resident,
+            prefilling=[name in plan.prefilling for name in request_ids],
+            block_table=self.input_batch.block_table[0].get_device_tensor(num_reqs)[:, :num_blocks].long(),
+            slot_mapping=slot_mapping,
+        )
+
+    def _lower_lengths(self, plan: StepPlan, num_reqs: int, positions: torch.Tensor) -> torch.Tensor:
+        """Make lengths and slots resident; returns the places int64 [tokens] of the new tokens in their requests."""
+        evicted = self._num_evicted
+        evicted.np[:num_reqs] = [plan.num_evicted.get(request_id, 0) for request_id in self.input_batch.req_ids]
+        evicted.copy_to_gpu(num_reqs)
+        self.optimistic_seq_lens_cpu[:num_reqs] -= evicted.cpu[:num_reqs]
+        self.seq_lens[:num_reqs] -= evicted.gpu[:num_reqs]
+        places = positions - evicted.gpu[self.req_indices.gpu[: len(positions)]]
+        self.input_batch.block_table.compute_slot_mapping(num_reqs, self.query_start_loc.gpu[: num_reqs + 1], places)
+        return places
+
+
+def _average_over_tensor_parallel_ranks(scores: torch.Tensor) -> torch.Tensor:
+    group = get_tp_group()
+    return group.all_reduce(scores) / group.world_size if group.world_size > 1 else scores

@@ -1,0 +1,118 @@
+"""Rows in, predictions on disk: the part of a run in which the engine works."""
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.benchmarks.longbench.data import Row
+from harness.benchmarks.longbench.prompting import Sample, iter_samples
+from harness.benchmarks.longbench.scoring import ScoringPool
+from harness.benchmarks.longbench.tasks import TASKS
+from harness.engines.contract import Engine, GenerationRequest, GenerationResult
+from harness.errors import UserError
+from harness.progress import Progress
+from harness.run.session import SessionRecord
+from harness.store.predictions import Prediction, append_prediction, open_for_append
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GOOD_ENDS = ("stop", "length")
+NUM_NAMED_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """What turns a row into a prompt; see `harness.benchmarks.longbench.prompting`."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    stop_token_ids: tuple[int, ...]
+    max_model_len: int
+
+
+def answer_rows(
+    engine: Engine, rows: Sequence[Row], prompting: Prompting, folder: Path, pool: ScoringPool, record: SessionRecord
+) -> None:
+    """Answer every row, appending each prediction to the run folder as it comes and handing it to the scorers.
+
+    All tasks go to the engine as one stream, the longest work first, so that it never idles between tasks.
+
+    Raises:
+        UserError: the engine did not answer some sample; the others are on disk.
+    """
+    waiting: dict[str, Sample] = {}
+    failed: list[str] = []
+    num_answered = 0
+    started = time.perf_counter()
+    with open_for_append(folder) as file, Progress("samples", len(rows)) as progress:
+        for result in engine.generate(_requests(rows, prompting, waiting)):
+            sample = waiting.pop(result.request_id)
+            if result.finish_reason in GOOD_ENDS:
+                prediction = _prediction(sample, result, prompting.tokenizer)
+                append_prediction(file, prediction)
+                submit(pool, prediction)
+                record.count(prediction.num_output_tokens, time.perf_counter() - started)
+                num_answered += 1
+            else:
+                failed.append(f"{result.request_id} ({result.finish_reason})")
+            progress.advance(sample.task)
+            record.measure_if_due(engine)
+    failed += [f"{sample_id} (no answer)" for sample_id in waiting]
+    if num_answered + len(failed) != len(rows):
+        raise RuntimeError(f"the engine took {num_answered + len(failed)} of {len(rows)} requests")
+    record.measure(engine)
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(rows)} samples failed: {', '.join(failed[:NUM_NAMED_FAILURES])}"
+            f"{', ...' if len(failed) > NUM_NAMED_FAILURES else ''}. Run the same command again to try only these."
+        )
+
+
+def submit(pool: ScoringPool, prediction: Prediction) -> None:
+    """Hand a prediction to the scorers."""
+    pool.submit(
+        prediction.sample_id, prediction.task, prediction.prediction, prediction.answers, prediction.all_classes
+    )
+
+
+def longest_first(rows: Sequence[Row]) -> list[Row]:
+    """Order rows by answer length, then context length, descending: a long answer begun last would run alone."""
+    return sorted(rows, key=lambda row: (-TASKS[row.task].max_new_tokens, -len(row.context)))
+
+
+def _requests(rows: Sequence[Row], prompting: Prompting, waiting: dict[str, Sample]) -> Iterator[GenerationRequest]:
+    samples = iter_samples(longest_first(rows), prompting.tokenizer, prompting.max_model_len, prompting.stop_token_ids)
+    for sample in samples:
+        waiting[sample.sample_id] = replace(sample, prompt_token_ids=[])
+        yield GenerationRequest(
+            request_id=sample.sample_id,
+            prompt_token_ids=sample.prompt_token_ids,
+            max_new_tokens=sample.max_new_tokens,
+            stop_token_ids=sample.stop_token_ids,
+            min_new_tokens=sample.min_new_tokens,
+        )
+
+
+def _prediction(sample: Sample, result: GenerationResult, tokenizer: "PreTrainedTokenizerBase") -> Prediction:
+    row = sample.row
+    return Prediction(
+        sample_id=sample.sample_id,
+        task=sample.task,
+        row_id=row.row_id,
+        prediction=tokenizer.decode(result.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        answers=list(row.answers),
+        all_classes=None if row.all_classes is None else list(row.all_classes),
+        length=row.length,
+        context_sha256=hashlib.sha256(row.context.encode()).hexdigest(),
+        prompt_sha256=sample.prompt_sha256,
+        num_prompt_tokens=result.num_prompt_tokens,
+        truncated=sample.truncated,
+        num_output_tokens=len(result.token_ids),
+        finish_reason=result.finish_reason,
+        ttft_s=result.ttft_s,
+        e2e_s=result.e2e_s,
+        **asdict(result.eviction),
+    )

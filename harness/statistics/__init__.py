@@ -1,0 +1,1 @@
+"""Intervals and paired tests, and tables that print them."""

@@ -1,0 +1,99 @@
+"""What transformers itself computes when each layer and head may look only at the keys that a trace says were kept."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from harness.engines.hf.generate import ReferenceTrace
+
+
+@dataclass(frozen=True)
+class MaskedForward:
+    """One eager forward over prompt and generated tokens, S in all.
+
+    Attributes:
+        logits: [S, V].
+        attentions: one [Q, S, S] a layer, rows are queries.
+        queries, rotated_queries: one [Q, S, D] a layer, before and after RoPE.
+    """
+
+    logits: torch.Tensor
+    attentions: list[torch.Tensor]
+    queries: list[torch.Tensor]
+    rotated_queries: list[torch.Tensor]
+
+
+def forwards(trace: ReferenceTrace, num_prompt: int, chunk: int) -> list[tuple[int, int]]:
+    """First and last position (exclusive) of each forward: prompt chunks, then single tokens."""
+    spans = [(start, min(start + chunk, num_prompt)) for start in range(0, num_prompt, chunk)]
+    return spans + [(num_prompt + step, num_prompt + step + 1) for step in range(len(trace.steps) - len(spans))]
+
+
+def kept_masks(trace: ReferenceTrace, num_prompt: int, chunk: int) -> torch.Tensor:
+    """Which key each query may see: bool [L, H, S, S].
+
+    A forward's queries see what the last eviction kept, what was written since, and the past in their own chunk.
+    """
+    spans = forwards(trace, num_prompt, chunk)
+    num_layers, num_heads, size = len(trace.resident_positions), len(trace.resident_positions[0]), spans[-1][1]
+    kept_after = {decision.num_seen: decision.kept for decision in trace.decisions}
+    masks = torch.zeros(num_layers, num_heads, size, size, dtype=torch.bool)
+    resident = torch.zeros(num_layers, num_heads, size, dtype=torch.bool)
+    for start, end in spans:
+        masks[:, :, start:end] = resident[:, :, None]
+        masks[:, :, start:end, start:end] = torch.ones(end - start, end - start).tril().bool()
+        resident[:, :, start:end] = True
+        if end in kept_after:
+            resident[:] = False
+            resident.scatter_(-1, torch.tensor(kept_after[end]), True)
+    return masks
+
+
+@contextmanager
+def layer_masks(model: PreTrainedModel, masks: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Give each layer its own mask [H, S, S] (True = visible); yields the list of pre-RoPE queries [1, S, Q x D]."""
+    queries: list[torch.Tensor] = []
+    group = model.config.num_attention_heads // model.config.num_key_value_heads
+
+    def mask_hook(index: int) -> Callable[[torch.nn.Module, tuple, dict], tuple[tuple, dict]]:
+        additive = torch.where(masks[index].repeat_interleave(group, dim=0), 0.0, float("-inf"))[None]
+        return lambda module, args, kwargs: (args, {**kwargs, "attention_mask": additive})
+
+    with ExitStack() as stack:
+        for index, layer in enumerate(model.model.layers):
+            attention = layer.self_attn
+            handle = attention.register_forward_pre_hook(mask_hook(index), with_kwargs=True)
+            stack.callback(handle.remove)
+            handle = attention.q_proj.register_forward_hook(lambda module, args, output: queries.append(output))
+            stack.callback(handle.remove)
+        yield queries
+
+
+def masked_forward(
+    model: PreTrainedModel, prompt: list[int], trace: ReferenceTrace, chunk: int | None = None
+) -> MaskedForward:
+    """Run transformers' eager attention over the whole text under the masks of the trace.
+
+    Args:
+        model: a Llama.
+        prompt: prompt tokens.
+        trace: what the reference did with it.
+        chunk: prompt tokens a forward; None = the whole prompt in one.
+    """
+    masks = kept_masks(trace, len(prompt), chunk or len(prompt))
+    text = torch.tensor([(prompt + trace.token_ids)[: masks.shape[-1]]])
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad(), layer_masks(model, masks) as projected:
+        output = model(text, use_cache=False, output_attentions=True)
+    model.set_attn_implementation(before)
+    queries = [layer.unflatten(-1, (model.config.num_attention_heads, -1)).transpose(1, 2) for layer in projected]
+    cos, sin = model.model.rotary_emb(queries[0], torch.arange(text.shape[1])[None])
+    rotated = [apply_rotary_pos_emb(layer, layer, cos, sin)[0] for layer in queries]
+    return MaskedForward(
+        output.logits[0], [a[0] for a in output.attentions], [q[0] for q in queries], [r[0] for r in rotated]
+    )

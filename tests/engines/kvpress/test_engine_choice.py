@@ -1,0 +1,116 @@
+"""`engine=hf` and `engine=kvpress`: what they are built from, what they refuse, and a whole run on the reference."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+
+from harness.config import register_schema, to_dataclass
+from harness.engines.choose import build_engine, check_policy
+from harness.engines.hf.engine import ReferenceEngine
+from harness.errors import UserError
+from harness.run.experiment import run
+from harness.store.predictions import read_predictions
+from policies.snapkv import SnapKV
+from tests.tiny_llama import save_tiny_llama
+
+BUDGET = 64
+
+
+@pytest.fixture(scope="module")
+def tiny_path(tmp_path_factory):
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def configure(monkeypatch):
+    """The configuration of a command line."""
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    register_schema()
+
+    def compose_config(*overrides: str):
+        with initialize_config_module(version_base="1.3", config_module="conf"):
+            return to_dataclass(compose("config", list(overrides)))
+
+    return compose_config
+
+
+class Recorder:
+    """Takes the place of `KvpressEngine`."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+
+@pytest.mark.parametrize("policy", ["full", "snapkv", "h2o"])
+def test_a_run_on_the_reference(configure, tiny_path, tmp_path, policy):
+    budget = [] if policy == "full" else [f"policy.budget={BUDGET}"]
+    config = configure(
+        "engine=hf",
+        f"policy={policy}",
+        *budget,
+        f"model.path={tiny_path}",
+        "model.max_model_len=256",
+        "benchmark.tasks=[trec]",
+        f"results_dir={tmp_path}",
+    )
+    run(config, "python -m harness")
+    (folder,) = tmp_path.iterdir()
+    (prediction,) = read_predictions(folder)
+    assert prediction.num_prompt_tokens > 2 * BUDGET
+    assert prediction.num_output_tokens > 1
+    num_decoded = prediction.num_output_tokens - 1
+    at_end = {"full": prediction.num_prompt_tokens + num_decoded, "snapkv": BUDGET + num_decoded, "h2o": BUDGET + 1}
+    assert prediction.final_resident_tokens == at_end[policy]
+
+
+def test_the_reference_gets_policy_block_size_and_dtype(configure, tiny_path, tmp_path):
+    config = configure("engine=hf", "policy=snapkv", "engine.block_size=64", "policy.options.window=16")
+    engine = build_engine(config, str(tiny_path), tmp_path)
+    assert isinstance(engine, ReferenceEngine)
+    assert engine.stats().block_size == 64
+    assert engine._policy == SnapKV(budget=512, block_size=64, window=16)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "press", "budget"),
+    [
+        (["policy=full"], None, None),
+        (["policy=keydiff", "policy.budget=128"], {"name": "KeyDiffPress"}, 128),
+        (
+            [
+                "policy=full",
+                "policy.name=kvpress:AdaKVPress",
+                "policy.budget=96",
+                "+policy.options={press: {name: SnapKVPress, window_size: 32}}",
+            ],
+            {"name": "AdaKVPress", "press": {"name": "SnapKVPress", "window_size": 32}},
+            96,
+        ),
+    ],
+)
+def test_the_peer_gets_press_and_budget(configure, monkeypatch, overrides, press, budget):
+    monkeypatch.setattr("harness.engines.kvpress.engine.KvpressEngine", Recorder)
+    engine = build_engine(configure("engine=kvpress", *overrides, "model.revision=v1"), "model", Path("run"))
+    assert engine.arguments == ("model", press, budget, "float32", 32, "v1")
+
+
+def test_the_peer_checks_its_policy_before_the_model_is_loaded(configure, monkeypatch):
+    monkeypatch.setattr("harness.engines.kvpress.process.check_environment", lambda: None)
+    check_policy(configure("engine=kvpress", "policy=snapkv"))
+    with pytest.raises(UserError, match="ObservedAttentionPress"):
+        check_policy(configure("engine=kvpress", "policy=h2o"))
+    with pytest.raises(UserError, match=r"policy\.options\.kernel=4 is even"):
+        check_policy(configure("engine=kvpress", "policy=snapkv", "policy.options.kernel=4"))
+
+
+def test_a_press_is_no_policy_of_another_engine(configure):
+    with pytest.raises(UserError, match=r"policy\.name=kvpress:KnormPress is unknown"):
+        check_policy(configure("engine=hf", "policy=full", "policy.name=kvpress:KnormPress", "policy.budget=96"))
+
+
+@pytest.mark.parametrize("engine", ["hf", "kvpress"])
+@pytest.mark.parametrize("setting", ["max_num_seqs=4", "num_kv_blocks=100", "kv_cache_gib=1", "in_process=true"])
+def test_settings_of_vllm_have_no_silent_effect(configure, engine, setting):
+    with pytest.raises(UserError, match=f"no effect with engine={engine}"):
+        configure(f"engine={engine}", f"engine.{setting}")

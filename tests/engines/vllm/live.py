@@ -1,0 +1,136 @@
+"""Helpers that run a real vLLM engine in this process and look inside it."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from vllm import EngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from harness.engines.contract import EngineStats, GenerationRequest, GenerationResult
+from harness.engines.vllm.arguments import EngineShape, stock_arguments
+from harness.engines.vllm.llm import VllmEngine, sampling_params
+from harness.engines.vllm.settings import EvictionSettings
+from policies import Phase, Policy, Unit
+
+
+@dataclass(frozen=True)
+class LiveDecision:
+    """One eviction as the worker carried it out; `kept` are sorted positions by layer and head."""
+
+    phase: Phase
+    num_before: int
+    num_keep: int
+    kept: list[list[list[int]]]
+
+
+@dataclass
+class LiveRun:
+    """Everything a test wants to know about a run."""
+
+    results: dict[str, GenerationResult] = field(default_factory=dict)
+    decisions: dict[str, list[LiveDecision]] = field(default_factory=dict)
+    stats: EngineStats | None = None
+
+    def texts(self) -> dict[str, list[int]]:
+        """Generated token ids by request."""
+        return {request_id: result.token_ids for request_id, result in self.results.items()}
+
+
+def scheduler_of(engine: LLMEngine) -> Scheduler:
+    """The scheduler of an in-process engine."""
+    return engine.engine_core.engine_core.scheduler
+
+
+def runner_of(engine: LLMEngine) -> CPUModelRunner:
+    """The model runner of an in-process engine."""
+    return engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+@contextmanager
+def live_engine(shape: EngineShape, settings: EvictionSettings) -> Iterator[VllmEngine]:
+    """An engine that is shut down at the end."""
+    engine = VllmEngine(shape, settings)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def record_decisions(engine: VllmEngine) -> dict[str, list[LiveDecision]]:
+    """From now on collect what every eviction kept, by the request's id in the caller's eyes."""
+    decisions: dict[str, list[LiveDecision]] = {}
+    compactor = runner_of(engine.llm_engine).compactor
+    evict = compactor.evict
+
+    def evict_and_look(victims):
+        evict(victims)
+        for victim in victims:
+            table = compactor.device_tensor([list(victim.block_ids)])
+            positions = compactor.positions.read(table, victim.eviction.num_keep)[:, 0].sort(dim=-1).values
+            name = victim.request_id.rpartition("-")[0]
+            decisions.setdefault(name, []).append(
+                LiveDecision(
+                    victim.eviction.phase, victim.eviction.num_before, victim.eviction.num_keep, positions.tolist()
+                )
+            )
+
+    compactor.evict = evict_and_look
+    return decisions
+
+
+def run_live(shape: EngineShape, settings: EvictionSettings, requests: list[GenerationRequest]) -> LiveRun:
+    """Run all requests together."""
+    with live_engine(shape, settings) as engine:
+        run = LiveRun()
+        if runner_of(engine.llm_engine).compactor is not None:
+            run.decisions = record_decisions(engine)
+        run.results = {result.request_id: result for result in engine.generate(requests)}
+        run.stats = engine.stats()
+        return run
+
+
+def run_stock(shape: EngineShape, requests: list[GenerationRequest]) -> dict[str, list[int]]:
+    """Generated token ids of stock vLLM with the same engine settings and no plugin."""
+    engine = LLMEngine.from_engine_args(EngineArgs(**stock_arguments(shape)))
+    try:
+        for request in requests:
+            engine.add_request(
+                request.request_id, {"prompt_token_ids": request.prompt_token_ids}, sampling_params(request)
+            )
+        texts = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    texts[output.request_id] = list(output.outputs[0].token_ids)
+        return texts
+    finally:
+        engine.engine_core.shutdown()
+
+
+def assert_blocks_match_lengths(scheduler: Scheduler, runner: CPUModelRunner, policy: Policy) -> None:
+    """Every running request holds exactly the blocks of its resident tokens, in the scheduler and in the worker."""
+    manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+    held = 0
+    for request in scheduler.running:
+        resident = request.num_computed_tokens - manager.num_evicted.get(request.request_id, 0)
+        blocks = [block.block_id for block in manager.req_to_blocks[request.request_id]]
+        assert len(blocks) == math.ceil(resident / policy.block_size)
+        assert len(set(blocks)) == len(blocks)
+        assert runner.requests[request.request_id].block_ids[0] == blocks
+        if policy.evicts and policy.decode_unit is not Unit.NONE and scheduler._states[request.request_id].prefilled:
+            assert resident <= policy.budget + policy.block_size
+        held += len(blocks)
+    pool = scheduler.kv_cache_manager.block_pool
+    assert held == pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+
+
+def make_asynchronous(arguments: dict) -> LLMEngine:
+    """An engine with asynchronous scheduling, which vLLM's CPU platform switches off while it builds its config."""
+    config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    config.scheduler_config.async_scheduling = True
+    return LLMEngine.from_vllm_config(config)

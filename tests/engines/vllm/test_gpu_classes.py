@@ -1,0 +1,125 @@
+"""The plugin's subclasses against the vLLM that is installed, on both platforms.
+
+Every hook is named here, so that a vLLM which renames it, changes its arguments or stops calling it fails by name.
+"""
+
+import ast
+import inspect
+import textwrap
+
+import pytest
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from harness.engines.vllm.cpu import CPUModelRunner, CPUWorker, EvictionCPUModelRunner, EvictionCPUWorker
+from harness.engines.vllm.cuda import EvictionGPUModelRunner, EvictionGPUWorker, GPUModelRunner, Worker
+from harness.engines.vllm.kv_cache import EvictingAttentionManager, EvictingAttentionSpec
+from harness.engines.vllm.layout import CpuLayout, InterleavedLayout
+from harness.engines.vllm.runner import EvictionRunning
+from harness.engines.vllm.scheduler import AsyncEvictionScheduler, EvictionScheduler, EvictionScheduling
+from harness.engines.vllm.worker import EvictionReporting
+
+RUNNERS = [(EvictionCPUModelRunner, CPUModelRunner), (EvictionGPUModelRunner, GPUModelRunner)]
+SCHEDULERS = [(EvictionScheduler, Scheduler), (AsyncEvictionScheduler, AsyncScheduler)]
+RUNNER_HOOKS = ("__init__", "get_kv_cache_spec", "initialize_kv_cache", "_update_states", "_prepare_inputs")
+SCHEDULER_HOOKS = ("__init__", "add_request", "schedule", "_reserve_prefill_lookahead", "_free_request")
+MANAGER_HOOKS = ("__init__", "get_num_blocks_to_allocate", "allocate_new_blocks", "pop_blocks_for_free")
+HOOKS = [
+    *((ours, stock, name) for ours, stock in RUNNERS for name in RUNNER_HOOKS),
+    *((ours, stock, name) for ours, stock in SCHEDULERS for name in SCHEDULER_HOOKS),
+    *((EvictingAttentionManager, FullAttentionManager, name) for name in MANAGER_HOOKS),
+    *((EvictingAttentionSpec, FullAttentionSpec, name) for name in ("merge", "max_memory_usage_bytes")),
+    (EvictionCPUWorker, CPUWorker, "init_device"),
+    (EvictionGPUWorker, Worker, "_make_model_runner"),
+    (EvictionGPUWorker, Worker, "determine_available_memory"),
+]
+OWN = {
+    EvictionRunning: {"record_resident"},
+    EvictionScheduling: set(),
+    EvictingAttentionManager: {"evict", "expect", "forget"},
+    EvictingAttentionSpec: {"from_full"},
+    EvictionGPUWorker: set(),
+}
+
+
+def shape_of(function):
+    """Names, kinds and defaults of the arguments."""
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize(("ours", "stock", "name"), HOOKS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_hook_exists_in_vllm_and_takes_the_same_arguments(ours, stock, name):
+    assert inspect.getattr_static(ours, name) is not inspect.getattr_static(stock, name), "overridden"
+    hook, original = getattr(ours, name), getattr(stock, name)
+    if name == "__init__" and inspect.signature(hook).parameters.keys() & {"args", "kwargs"}:
+        return
+    assert shape_of(hook) == shape_of(original)
+
+
+@pytest.mark.parametrize("ours", OWN, ids=lambda cls: cls.__name__)
+def test_every_public_method_is_a_hook_named_above_or_our_own(ours):
+    hooks = {name for cls, _, name in HOOKS if ours in cls.__mro__}
+    public = {name for name, value in vars(ours).items() if inspect.isroutine(value) and not name.startswith("_")}
+    public |= {name for name, value in vars(ours).items() if isinstance(value, classmethod)}
+    assert public <= hooks | OWN[ours]
+    assert OWN[ours] <= public
+
+
+@pytest.mark.parametrize(("ours", "stock"), RUNNERS, ids=["cpu", "cuda"])
+def test_a_runner_evicts_before_it_does_what_its_stock_class_does(ours, stock):
+    assert ours.__mro__[1:3] == (EvictionRunning, stock)
+    assert ours.__mro__.index(EvictionRunning) < ours.__mro__.index(GPUModelRunner)
+    assert ours.layout_class is (CpuLayout if stock is CPUModelRunner else InterleavedLayout)
+
+
+@pytest.mark.parametrize(("ours", "stock"), SCHEDULERS, ids=["synchronous", "asynchronous"])
+def test_a_scheduler_evicts_before_it_does_what_its_stock_class_does(ours, stock):
+    assert ours.__mro__[1:3] == (EvictionScheduling, stock)
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock"), [(EvictionCPUWorker, CPUWorker), (EvictionGPUWorker, Worker)], ids=["cpu", "cuda"]
+)
+def test_a_worker_is_the_stock_one_that_reports(ours, stock):
+    assert ours.__mro__[1:3] == (EvictionReporting, stock)
+    assert not vars(EvictionReporting).keys() & (vars(stock).keys() - {"__module__", "__doc__", "__annotations__"})
+
+
+def attributes_of_self(cls, context):
+    """Names after `self.` in the class's own code, read (ast.Load) or set (ast.Store)."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        and isinstance(node.ctx, context)
+    }
+
+
+@pytest.mark.parametrize(
+    ("mixin", "stock"),
+    [(EvictionRunning, GPUModelRunner), (EvictionScheduling, Scheduler)],
+    ids=["runner", "scheduler"],
+)
+def test_every_attribute_that_a_mixin_reads_is_set_by_vllm(mixin, stock):
+    ours = vars(mixin).keys() | inspect.get_annotations(mixin).keys() | attributes_of_self(mixin, ast.Store)
+    inherited = attributes_of_self(mixin, ast.Load) - ours
+    theirs = set(dir(stock)).union(*(attributes_of_self(cls, ast.Store) for cls in stock.__mro__[:-1]))
+    assert inherited - theirs == set()
+    assert len(inherited) >= 5, "the check sees something"
+
+
+def test_what_vllm_does_after_lengths_are_lowered_reads_only_lowered_lengths():
+    """Attention metadata is built from these buffers after `_prepare_inputs`, in place, so CUDA graphs replay them."""
+    source = inspect.getsource(GPUModelRunner._build_attention_metadata)
+    assert "seq_lens=self.seq_lens[:num_reqs_padded]" in source
+    assert "seq_lens_cpu_upper_bound = self.optimistic_seq_lens_cpu[:num_reqs_padded]" in source
+    assert "max_seq_len = self.optimistic_seq_lens_cpu.numpy()[:num_reqs].max().item()" in source
+    step = inspect.getsource(GPUModelRunner.execute_model)
+    order = [step.index(f"self.{name}(") for name in ("_update_states", "_prepare_inputs", "_build_attention_metadata")]
+    assert order == sorted(order)
+    assert step.index("self.synchronize_input_prep()") < order[0], "host buffers are ours until the next step"

@@ -1,0 +1,14 @@
+"""The short form of `make soak`."""
+
+import pytest
+
+from tests.engines.vllm.soak import SoakReport, soak_round
+
+
+@pytest.mark.parametrize(("seed", "name"), [(1, "paged_eviction"), (2, "h2o"), (3, "snapkv"), (4, "full")])
+def test_random_load_leaks_and_loses_nothing(tiny_model, seed, name):
+    report = SoakReport()
+    soak_round(seed, name, tiny_model, num_requests=25, report=report)
+    assert report.counts["finished"] + report.counts["aborted"] == 25
+    assert report.counts["compared"] > 0
+    assert report.counts["differing"] == 0

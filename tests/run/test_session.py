@@ -1,0 +1,101 @@
+"""A session that ends badly keeps the figures of what it did."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from harness import session
+from harness.report.conditions import warnings
+from harness.report.runs import make_groups, read_runs
+from harness.run.experiment import run
+from harness.store.manifest import read_manifest
+from tests.scripted_run import COMMAND, by_id, only_folder, scripted_config, wait_for
+
+NUM_SAMPLES = 6
+
+
+@pytest.fixture
+def start(byte_model, tmp_path, monkeypatch):
+    """Start a run of six samples; returns its folder."""
+    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+
+    def start_run():
+        overrides = ["benchmark.tasks=[qasper,trec,lcc]", "benchmark.limit=2"]
+        run(scripted_config(byte_model, tmp_path, *overrides), COMMAND)
+        return only_folder(tmp_path)
+
+    return start_run
+
+
+def usage(folder):
+    return [(row["session"], int(row["blocks"])) for row in csv.DictReader((folder / "block_usage.csv").open())]
+
+
+def measured(folder):
+    return [one.num_measured for one in read_manifest(folder).sessions]
+
+
+def found_warnings(folder):
+    (group,) = make_groups(read_runs([folder]))
+    return [warning for warning in warnings(group) if "measured" in warning]
+
+
+def crashed_and_resumed(start, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("SCRIPTED_CRASH_AFTER", "4")
+        with pytest.raises(RuntimeError, match="scripted crash"):
+            start()
+    return start()
+
+
+def test_memory_of_a_resumed_run_covers_all_its_sessions(start, monkeypatch):
+    monkeypatch.setattr(session, "MEASURE_EVERY_S", 0.0)
+    monkeypatch.setattr(session, "MEASURE_AT_MOST", float("inf"))
+    folder = crashed_and_resumed(start, monkeypatch)
+    blocks = [-(-prediction.num_prompt_tokens // 32) for prediction in by_id(folder).values()]
+    assert sorted(number for _, number in usage(folder)) == sorted(blocks)
+    assert [part for part, _ in usage(folder)] == ["1"] * 4 + ["2"] * 2
+    memory = json.loads((folder / "metrics.json").read_text())["memory"]
+    assert (memory["peak_blocks"], memory["num_samples_measured"]) == (max(blocks), NUM_SAMPLES)
+    assert memory["mean_blocks"] == pytest.approx(sum(blocks) / len(blocks), abs=0.05)
+    assert found_warnings(folder) == []
+
+
+def test_what_was_not_measured_is_said(start, monkeypatch):
+    folder = crashed_and_resumed(start, monkeypatch)
+    assert measured(folder) == [0, 2]
+    assert [part for part, _ in usage(folder)] == ["2"] * 2
+    assert "measured on 2 of 6 samples; sessions that ended badly answered the others" in found_warnings(folder)[0]
+
+
+def test_samples_that_fail_do_not_take_the_figures_of_the_others(start, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("SCRIPTED_DROP", "trec")
+        with pytest.raises(Exception, match="2 of 6 samples failed"):
+            start()
+    folder = start()
+    assert measured(folder) == [4, 2]
+
+
+def test_a_killed_session_keeps_its_counts(byte_model, tmp_path):
+    program = (
+        "import sys; from harness import session; session.MEASURE_EVERY_S = 0; session.MEASURE_AT_MOST = 1\n"
+        "from harness.run.experiment import run; from tests.scripted_run import scripted_config\n"
+        f"run(scripted_config({str(byte_model)!r}, {str(tmp_path)!r}), 'again')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"SCRIPTED_DELAY_S": "0.2"})
+    try:
+        wait_for(lambda: any(tmp_path.iterdir()) and (only_folder(tmp_path) / "block_usage.csv").exists())
+        wait_for(lambda: read_manifest(only_folder(tmp_path)).sessions[0].num_samples >= 2)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (killed,) = read_manifest(only_folder(tmp_path)).sessions
+    assert (killed.status, killed.ended_at) == ("started", None)
+    assert 2 <= killed.num_measured == killed.num_samples <= len(by_id(only_folder(tmp_path)))
+    assert killed.generation_s > 0.2 * killed.num_samples
