@@ -61,6 +61,8 @@ class View:
         layer, num_layers: index of this layer, number of attention layers.
         phase: when the decision is made.
         positions: int64 [N, H or 1, T], original position of the token in each slot.
+        lengths: int64 [N, H], tokens of each head where they differ (`allocation="ragged"`); the slots after them are
+            padding, with position -1 and arbitrary contents. None where all T slots are filled.
         num_seen: int64 [N], tokens attended so far including evicted ones (the next position).
         block_size: slots a block.
         keys, values: [N, H, T, D] in the cache's dtype, keys rotated; None unless asked for.
@@ -76,6 +78,7 @@ class View:
     positions: torch.Tensor
     num_seen: torch.Tensor
     block_size: int
+    lengths: torch.Tensor | None = None
     keys: torch.Tensor | None = None
     values: torch.Tensor | None = None
     attention_mass: torch.Tensor | None = None
@@ -83,6 +86,36 @@ class View:
     query_mean: torch.Tensor | None = None
     query_cov: torch.Tensor | None = None
     inv_freq: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What a ragged policy splits pages by: the candidates of N requests that keep equally many pages on average.
+
+    A page holds B tokens of one layer and one KV head. Every layer and head keeps `(pages - 1) * B + rest` tokens, so
+    that all newest pages fill in the same step.
+
+    Attributes:
+        phase: when the decision is made.
+        scores: float32 [L, N, H, T], as compared by `policies.selection`; padding has -inf.
+        positions: int64 [L, N, H, T], -1 in padding.
+        protected: bool [L, N, H, T], tokens that must stay.
+        lengths: int64 [L, N, H], tokens resident now.
+        num_seen: int64 [N], tokens attended so far including evicted ones.
+        mean_pages: pages that a layer and head keeps on average, the partial one included.
+        rest: tokens in each newest page after the eviction, 1 to B.
+        block_size: B.
+    """
+
+    phase: Phase
+    scores: torch.Tensor
+    positions: torch.Tensor
+    protected: torch.Tensor
+    lengths: torch.Tensor
+    num_seen: torch.Tensor
+    mean_pages: int
+    rest: int
+    block_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +133,8 @@ class Policy(ABC):
     Class attributes, read from the instance, so that a policy may make them properties of its options:
         name: name in the registry and in `conf/policy/`.
         signals: what `score` needs.
+        allocation: "equal" if all layers and KV heads keep equally many tokens; "ragged" if `split` gives each its own
+            number of pages. Then `budget` and `plan` mean the average over layers and heads, and `per_head` is True.
         per_head: True if every KV head keeps its own tokens; False if all heads of a layer share one choice, by the
             mean of their scores.
         scores_stay: True if a token's score follows from its own key, value and position alone, so that it is computed
@@ -110,6 +145,7 @@ class Policy(ABC):
 
     name: ClassVar[str]
     signals: ClassVar[frozenset[Signal]] = frozenset()
+    allocation: ClassVar[Literal["equal", "ragged"]] = "equal"
     per_head: ClassVar[bool] = False
     scores_stay: ClassVar[bool] = False
     modes: ClassVar[tuple[str, ...]] = ("after", "chunked")
@@ -218,6 +254,17 @@ class Policy(ABC):
         Returns:
             float32 [N, H, T], or [N, 1, T] where all heads score alike.
         """
+
+    def split(self, ranking: Ranking) -> torch.Tensor:
+        """How many pages each layer and KV head keeps; asked of policies with `allocation="ragged"` only.
+
+        Each keeps the best tokens of its own by (protected, score, position).
+
+        Returns:
+            int64 [L, N, H], of sum `mean_pages * L * H` over L and H for each request, at least 1, at least what
+            protected tokens need, and at most what `lengths` can fill (`policies.shares` has the arithmetic).
+        """
+        raise NotImplementedError(f"policy {self.name} keeps equally many tokens everywhere")
 
 
 def check_multiple(option: str, value: int, divisor: int, minimum: int) -> None:
