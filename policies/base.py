@@ -5,117 +5,22 @@ A policy answers two questions and owns no cache:
 * how many tokens stay (`Policy.plan`): a pure function of phase and length, called by a scheduler that sees no tensor;
 * which tokens matter (`Policy.score`): tensors in, importance out, higher = keep.
 
-Which slots that leaves is shared code (`policies.selection`).
+Which slots that leaves is shared code (`policies.selection`, and `policies.ragged_selection` where layers and heads
+keep unequally many).
 
 Letters in shapes: N requests with equally many resident tokens, H KV heads, Q query heads (Q = H x group),
-T resident tokens in slot order, D head size, W window queries. Slot order is position order after prefill; later,
+T resident tokens in slot order, D head size. Slot order is position order after prefill; later,
 evicted slots are refilled by newer tokens, so only `positions` tells the age of a token.
 """
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from enum import Enum
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 
-
-class Phase(Enum):
-    """When a decision is made."""
-
-    PREFILL_CHUNK = "prefill_chunk"
-    """A pinned chunk of the prompt was attended, more follow (`prefill="chunked"` only)."""
-    PREFILL_END = "prefill_end"
-    """The whole prompt was attended."""
-    DECODE = "decode"
-    """One token was generated."""
-
-
-class Signal(Enum):
-    """What `score` needs beside the positions. A signal that no policy asks for costs nothing."""
-
-    KEYS = "keys"
-    VALUES = "values"
-    ATTENTION_MASS = "attention_mass"
-    """Softmax attention that each resident token received, summed over all queries so far and over the group."""
-    WINDOW_QUERIES = "window_queries"
-    """The last `Policy.query_window` post-RoPE queries."""
-    QUERY_MOMENTS = "query_moments"
-    """Mean and covariance (divided by the count) of the prompt's pre-RoPE queries at positions >= `protect_first`."""
-
-
-class Unit(Enum):
-    """What is evicted at once: single tokens, whole blocks of slots, or nothing in this phase."""
-
-    TOKEN = "token"
-    BLOCK = "block"
-    NONE = "none"
-
-
-@dataclass(frozen=True)
-class View:
-    """The resident tokens of one layer for N requests of equal resident length.
-
-    Attributes:
-        layer, num_layers: index of this layer, number of attention layers.
-        phase: when the decision is made.
-        positions: int64 [N, H or 1, T], original position of the token in each slot.
-        lengths: int64 [N, H], tokens of each head where they differ (`allocation="ragged"`); the slots after them are
-            padding, with position -1 and arbitrary contents. None where all T slots are filled.
-        num_seen: int64 [N], tokens attended so far including evicted ones (the next position).
-        block_size: slots a block.
-        keys, values: [N, H, T, D] in the cache's dtype, keys rotated; None unless asked for.
-        attention_mass: float32 [N, H, T] or None.
-        window_queries: [N, Q, W, D], oldest first, or None. W is smaller for prompts shorter than the window.
-        query_mean, query_cov: float32 [N, Q, D] and [N, Q, D, D], or None.
-        inv_freq: float32 [D / 2], the model's rotary frequencies, present with `query_mean`.
-    """
-
-    layer: int
-    num_layers: int
-    phase: Phase
-    positions: torch.Tensor
-    num_seen: torch.Tensor
-    block_size: int
-    lengths: torch.Tensor | None = None
-    keys: torch.Tensor | None = None
-    values: torch.Tensor | None = None
-    attention_mass: torch.Tensor | None = None
-    window_queries: torch.Tensor | None = None
-    query_mean: torch.Tensor | None = None
-    query_cov: torch.Tensor | None = None
-    inv_freq: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """What a ragged policy splits pages by: the candidates of N requests that keep equally many pages on average.
-
-    A page holds B tokens of one layer and one KV head. Every layer and head keeps `(pages - 1) * B + rest` tokens, so
-    that all newest pages fill in the same step.
-
-    Attributes:
-        phase: when the decision is made.
-        scores: float32 [L, N, H, T], as compared by `policies.selection`; padding has -inf.
-        positions: int64 [L, N, H, T], -1 in padding.
-        protected: bool [L, N, H, T], tokens that must stay.
-        lengths: int64 [L, N, H], tokens resident now.
-        num_seen: int64 [N], tokens attended so far including evicted ones.
-        mean_pages: pages that a layer and head keeps on average, the partial one included.
-        rest: tokens in each newest page after the eviction, 1 to B.
-        block_size: B.
-    """
-
-    phase: Phase
-    scores: torch.Tensor
-    positions: torch.Tensor
-    protected: torch.Tensor
-    lengths: torch.Tensor
-    num_seen: torch.Tensor
-    mean_pages: int
-    rest: int
-    block_size: int
+from policies.views import Phase, Ranking, Signal, Unit, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +40,9 @@ class Policy(ABC):
         signals: what `score` needs.
         allocation: "equal" if all layers and KV heads keep equally many tokens; "ragged" if `split` gives each its own
             number of pages. Then `budget` and `plan` mean the average over layers and heads, and `per_head` is True.
+        measured: True if the data decide how many tokens stay. Then `plan` answers with the fewest that could, and only
+            where a decision is due; `demand` gives the number. Ragged policies only.
+        takes_budget: False if the policy needs no budget, because it never evicts or the data decide.
         per_head: True if every KV head keeps its own tokens; False if all heads of a layer share one choice, by the
             mean of their scores.
         scores_stay: True if a token's score follows from its own key, value and position alone, so that it is computed
@@ -146,6 +54,8 @@ class Policy(ABC):
     name: ClassVar[str]
     signals: ClassVar[frozenset[Signal]] = frozenset()
     allocation: ClassVar[Literal["equal", "ragged"]] = "equal"
+    measured: ClassVar[bool] = False
+    takes_budget: ClassVar[bool] = True
     per_head: ClassVar[bool] = False
     scores_stay: ClassVar[bool] = False
     modes: ClassVar[tuple[str, ...]] = ("after", "chunked")
@@ -228,11 +138,24 @@ class Policy(ABC):
         """What is evicted at once in `phase`."""
         return self.decode_unit if phase is Phase.DECODE else self.prefill_unit
 
-    def plan(self, phase: Phase, num_resident: int) -> int:
+    def for_model(self, num_layers: int, num_kv_heads: int) -> Self:
+        """The policy for a model of this shape; engines ask before anything starts, and use what they get.
+
+        Raises:
+            ValueError: an option does not fit the model.
+        """
+        return self
+
+    def plan(self, phase: Phase, num_resident: int, num_seen: int | None = None) -> int:
         """How many of `num_resident` tokens stay; pure, so that a scheduler can account blocks without tensors.
 
         Token unit: at most the budget. Block unit: whole blocks leave. In prefill as many as are needed for the budget,
         the partial newest block staying; in decode one, when the newest block is full and the budget is exceeded.
+
+        Args:
+            phase: when the decision is made.
+            num_resident: tokens that a layer and KV head holds, on average.
+            num_seen: tokens attended so far; None: as many as are resident.
         """
         unit = self.unit(phase)
         if unit is Unit.NONE or num_resident <= self.budget:
@@ -265,6 +188,20 @@ class Policy(ABC):
             protected tokens need, and at most what `lengths` can fill (`policies.shares` has the arithmetic).
         """
         raise NotImplementedError(f"policy {self.name} keeps equally many tokens everywhere")
+
+    def demand(self, ranking: Ranking) -> torch.Tensor:
+        """How many pages a layer and head has to keep on average; asked of `measured` policies only.
+
+        An engine asks where `plan` answers with less than is resident, lets `(pages - 1) * B + rest` tokens stay on
+        average, and then calls `split` with that number in `Ranking.mean_pages`.
+
+        Args:
+            ranking: the candidates; its `mean_pages` is what `plan` answered, in pages.
+
+        Returns:
+            int64 [N], at least `ranking.mean_pages` and at most what `lengths` can fill.
+        """
+        raise NotImplementedError(f"policy {self.name} plans how many tokens stay")
 
 
 def check_multiple(option: str, value: int, divisor: int, minimum: int) -> None:

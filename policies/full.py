@@ -14,8 +14,9 @@ class Full(Policy):
 
     name: ClassVar[str] = "full"
     evicts: ClassVar[bool] = False
+    takes_budget: ClassVar[bool] = False
 
-    def plan(self, phase: Phase, num_resident: int) -> int:
+    def plan(self, phase: Phase, num_resident: int, num_seen: int | None = None) -> int:
         """All tokens stay."""
         return num_resident
 

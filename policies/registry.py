@@ -67,7 +67,7 @@ def build_policy(name: str, *, budget: int | None, block_size: int, options: dic
 
     Args:
         name: registered name.
-        budget: resident tokens per layer and KV head; None only for a policy that never evicts.
+        budget: resident tokens per layer and KV head; None only for a policy that takes none.
         block_size: slots a KV block.
         options: the policy's own fields.
 
@@ -86,9 +86,10 @@ def build_policy(name: str, *, budget: int | None, block_size: int, options: dic
                 f"policy.options.{option} is not an option of policy={name}.{hint} Options: {', '.join(sorted(known))}."
             )
         _check_type(f"policy.options.{option}", value, hints[option])
-    if not cls.evicts:
+    if not cls.takes_budget:
         if budget is not None:
-            raise ValueError(f"policy={name} never evicts, so policy.budget={budget} has no effect. Remove it.")
+            why = "lets the data decide" if cls.evicts else "never evicts"
+            raise ValueError(f"policy={name} {why}, so policy.budget={budget} has no effect. Remove it.")
         budget = 2 * block_size
     elif budget is None:
         raise ValueError(f"policy={name} needs policy.budget, in tokens, a multiple of {block_size}.")

@@ -57,7 +57,7 @@ def _mean_over_layers(scores: torch.Tensor) -> torch.Tensor:
     return (scores / scale).mean(dim=0, keepdim=True).expand_as(scores)
 
 
-def _comparable(scores: torch.Tensor) -> torch.Tensor:
+def comparable(scores: torch.Tensor) -> torch.Tensor:
     """float32 rounded to `SCORE_BITS` significant bits, halves away from zero."""
     dropped = torch.finfo(torch.float32).bits - 8 - SCORE_BITS  # 24 significant bits, one of them implicit
     bits = scores.float().contiguous().view(torch.int32)
@@ -67,7 +67,7 @@ def _comparable(scores: torch.Tensor) -> torch.Tensor:
 def _keep_best(scores: torch.Tensor, positions: torch.Tensor, protected: torch.Tensor, num_keep: int) -> torch.Tensor:
     """Mask of the `num_keep` best by (protected, score, position); [..., T] -> [..., T]."""
     order = positions.argsort(dim=-1)
-    for key in (_comparable(scores), protected):
+    for key in (comparable(scores), protected):
         order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
     keep = torch.zeros_like(protected)
     return keep.scatter_(-1, order[..., scores.shape[-1] - num_keep :], True)

@@ -41,7 +41,13 @@ class EvictionSettings:
         Raises:
             ValueError: see `policies.build_policy`.
         """
-        return build_policy(self.policy, budget=self.budget, block_size=block_size, options=self.options)
+        policy = build_policy(self.policy, budget=self.budget, block_size=block_size, options=self.options)
+        if policy.allocation == "ragged":
+            raise ValueError(
+                f"policy={self.policy} keeps unequally many tokens in layers and heads, which engine=vllm cannot hold "
+                "yet. Use engine=hf."
+            )
+        return policy
 
 
 def read_settings(vllm_config: "VllmConfig") -> EvictionSettings:

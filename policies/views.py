@@ -1,0 +1,114 @@
+"""What a policy is shown: when, which signals, the resident tokens of a layer, and what pages are split by.
+
+Letters as in `policies.base`, which hands these names on.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import torch
+
+
+class Phase(Enum):
+    """When a decision is made."""
+
+    PREFILL_CHUNK = "prefill_chunk"
+    """A pinned chunk of the prompt was attended, more follow (`prefill="chunked"` only)."""
+    PREFILL_END = "prefill_end"
+    """The whole prompt was attended."""
+    DECODE = "decode"
+    """One token was generated."""
+
+
+class Signal(Enum):
+    """What `score` needs beside the positions. A signal that no policy asks for costs nothing."""
+
+    KEYS = "keys"
+    VALUES = "values"
+    ATTENTION_MASS = "attention_mass"
+    """Softmax attention that each resident token received, summed over all queries so far and over the group."""
+    WINDOW_QUERIES = "window_queries"
+    """The last `Policy.query_window` post-RoPE queries."""
+    QUERY_MOMENTS = "query_moments"
+    """Mean and covariance (divided by the count) of the prompt's pre-RoPE queries at positions >= `protect_first`."""
+
+
+class Unit(Enum):
+    """What is evicted at once: single tokens, whole blocks of slots, or nothing in this phase."""
+
+    TOKEN = "token"
+    BLOCK = "block"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class View:
+    """The resident tokens of one layer for N requests of equal resident length.
+
+    Attributes:
+        layer, num_layers: index of this layer, number of attention layers.
+        phase: when the decision is made.
+        positions: int64 [N, H or 1, T], original position of the token in each slot.
+        lengths: int64 [N, H], tokens of each head where they differ (`allocation="ragged"`); the slots after them are
+            padding, with position -1 and arbitrary contents. None where all T slots are filled.
+        num_seen: int64 [N], tokens attended so far including evicted ones (the next position).
+        block_size: slots a block.
+        keys, values: [N, H, T, D] in the cache's dtype, keys rotated; None unless asked for.
+        attention_mass: float32 [N, H, T] or None.
+        window_queries: [N, Q, W, D], oldest first, or None. W is smaller for prompts shorter than the window.
+        query_mean, query_cov: float32 [N, Q, D] and [N, Q, D, D], or None.
+        inv_freq: float32 [D / 2], the model's rotary frequencies, present with `query_mean`.
+    """
+
+    layer: int
+    num_layers: int
+    phase: Phase
+    positions: torch.Tensor
+    num_seen: torch.Tensor
+    block_size: int
+    lengths: torch.Tensor | None = None
+    keys: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    attention_mass: torch.Tensor | None = None
+    window_queries: torch.Tensor | None = None
+    query_mean: torch.Tensor | None = None
+    query_cov: torch.Tensor | None = None
+    inv_freq: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What a ragged policy splits pages by: the candidates of N requests that keep equally many pages on average.
+
+    A page holds B tokens of one layer and one KV head. Every layer and head keeps `(pages - 1) * B + rest` tokens, so
+    that all newest pages fill in the same step. `policies.ragged_selection.rank` makes one.
+
+    Attributes:
+        phase: when the decision is made.
+        scores: float32 [L, N, H, T], as compared by `policies.selection`; padding has -inf.
+        positions: int64 [L, N, H, T], -1 in padding.
+        protected: bool [L, N, H, T], tokens that must stay.
+        lengths: int64 [L, N, H], tokens resident now.
+        num_seen: int64 [N], tokens attended so far including evicted ones.
+        mean_pages: pages that a layer and head keeps on average, the partial one included.
+        rest: tokens in each newest page after the eviction, 1 to B.
+        block_size: B.
+    """
+
+    phase: Phase
+    scores: torch.Tensor
+    positions: torch.Tensor
+    protected: torch.Tensor
+    lengths: torch.Tensor
+    num_seen: torch.Tensor
+    mean_pages: int
+    rest: int
+    block_size: int
+
+    @cached_property
+    def order(self) -> torch.Tensor:
+        """Slots from worst to best by (protected, score, position), padding first: int64 [L, N, H, T]."""
+        bits = (self.scores + 0.0).view(torch.int32).long()  # -0.0 becomes 0.0
+        rising = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) + (1 << 31)  # as integers, the floats in their order
+        return ((self.protected.long() << 62) + (rising << 30) + self.positions + 1).argsort(dim=-1)
