@@ -19,6 +19,8 @@ from harness.store.manifest import FILE_NAME as MANIFEST
 from harness.store.manifest import read_manifest
 from harness.store.predictions import FILE_NAME, Prediction, read_predictions
 
+SMALLEST_SHOWN = 0.0001
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
@@ -192,7 +194,9 @@ def _csv_row(line: Comparison, expected: int) -> dict[str, Any]:
 
 
 def _format_p(p_value: float | None) -> str:
-    return "-" if p_value is None else f"{p_value:.4f}"
+    if p_value is None:
+        return "-"
+    return f"{p_value:.4f}" if p_value >= SMALLEST_SHOWN else f"<{SMALLEST_SHOWN:.4f}"
 
 
 if __name__ == "__main__":

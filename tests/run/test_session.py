@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from harness import session
 from harness.report.conditions import warnings
 from harness.report.runs import make_groups, read_runs
+from harness.run import session
 from harness.run.experiment import run
 from harness.store.manifest import read_manifest
 from tests.scripted_run import COMMAND, by_id, only_folder, scripted_config, wait_for
@@ -84,7 +84,7 @@ def test_samples_that_fail_do_not_take_the_figures_of_the_others(start, monkeypa
 
 def test_a_killed_session_keeps_its_counts(byte_model, tmp_path):
     program = (
-        "import sys; from harness import session; session.MEASURE_EVERY_S = 0; session.MEASURE_AT_MOST = 1\n"
+        "import sys; from harness.run import session; session.MEASURE_EVERY_S = 0; session.MEASURE_AT_MOST = 1\n"
         "from harness.run.experiment import run; from tests.scripted_run import scripted_config\n"
         f"run(scripted_config({str(byte_model)!r}, {str(tmp_path)!r}), 'again')"
     )

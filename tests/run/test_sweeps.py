@@ -258,7 +258,7 @@ def test_a_pool_counted_in_blocks_has_their_size_on_cpu(device, gib, monkeypatch
     from harness.engines.choose import engine_shape
 
     monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
-    monkeypatch.setattr("harness.engines.inference_device", lambda: device)
+    monkeypatch.setattr("harness.engines.choose.inference_device", lambda: device)
     shape = engine_shape(to_dataclass(composed("engine.num_kv_blocks=64", "engine.block_size=32")), "model")
     assert (shape.num_kv_blocks, shape.kv_cache_gib) == (64, gib)
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from harness.benchmarks import loading
 from harness.benchmarks.loading import load_benchmark
-from harness.benchmarks.longbench import loading, metrics, prompts, tasks
+from harness.benchmarks.longbench import metrics, prompts, tasks
 from harness.benchmarks.longbench.aggregates import OVERALL, averages, overall_average
 from harness.benchmarks.longbench.data import content_hash
 from harness.benchmarks.longbench.metrics import SampleScore, score_sample
