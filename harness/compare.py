@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.benchmarks.longbench.aggregates import format_figure
-from harness.benchmarks.longbench.tasks import PUBLISHED, TASKS, get_task
+from harness.benchmarks.longbench.tasks import PUBLISHED
+from harness.benchmarks.tasks import TASKS, get_task
 from harness.errors import UserError
 from harness.statistics.paired import Comparison, PairedTask, check_same_samples, compare_average, compare_tasks
 from harness.statistics.text_table import format_interval, format_table

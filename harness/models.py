@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from harness.benchmarks.longbench.prompting import stop_token_ids
+from harness.benchmarks.prompting import stop_token_ids
 from harness.config import ModelConfig
 from harness.errors import UserError
 from harness.hardware import cuda_gpus, inference_device

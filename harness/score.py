@@ -10,7 +10,6 @@ from pathlib import Path
 
 from harness.benchmarks.longbench.aggregates import Average, averages, bucket_averages, bucket_scores, format_figure
 from harness.benchmarks.longbench.edit_similarity import DEFAULT_EDIT_SIMILARITY, EDIT_SIMILARITIES
-from harness.benchmarks.longbench.metrics import SampleScore
 from harness.benchmarks.longbench.official_files import PredictionRow, prediction_files, read_prediction_file
 from harness.benchmarks.longbench.result_file import (
     BucketScores,
@@ -22,9 +21,11 @@ from harness.benchmarks.longbench.result_file import (
     scorer_settings,
     write_result,
 )
-from harness.benchmarks.longbench.scoring import ScoringPool, TaskScore, task_score
 from harness.benchmarks.longbench.summary_rouge import SUMMARY_ROUGE_NAMES
-from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, get_task
+from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS
+from harness.benchmarks.sample_score import SampleScore
+from harness.benchmarks.scoring import ScoringPool, TaskScore, task_score
+from harness.benchmarks.tasks import get_task
 from harness.errors import UserError
 from harness.statistics.stats import MIN_CLUSTERS
 from harness.statistics.text_table import format_interval, format_table

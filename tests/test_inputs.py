@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from harness.benchmarks.loading import load_benchmark
-from harness.benchmarks.longbench.prompts import render
+from harness.benchmarks.prompting import render
 from harness.errors import UserError
 from harness.run.experiment import run
 from harness.store.manifest import read_manifest

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.benchmarks.longbench.data import LoadReport, Row, content_hash, load_rows
-from harness.benchmarks.longbench.metrics import check_metric
+from harness.benchmarks.longbench.data import load_rows
 from harness.benchmarks.longbench.sources import download_archive, find_rows_file
-from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED, TASKS, get_task
+from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
 from harness.benchmarks.mini.generate import generate
+from harness.benchmarks.rows import LoadReport, Row, content_hash
+from harness.benchmarks.sample_score import check_metric
+from harness.benchmarks.tasks import TASKS, get_task
 from harness.errors import UserError
 
 

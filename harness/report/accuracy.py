@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from harness.benchmarks.longbench.aggregates import Average
-from harness.benchmarks.longbench.scoring import TaskScore
-from harness.benchmarks.longbench.tasks import CATEGORIES, OWN, TASKS
+from harness.benchmarks.scoring import TaskScore
+from harness.benchmarks.task import CATEGORIES, OWN
+from harness.benchmarks.tasks import TASKS
 from harness.report.conditions import (
     BUDGET_MEANING,
     INTERVAL_MEANING,

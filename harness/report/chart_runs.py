@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from harness.benchmarks.longbench.aggregates import OVERALL, Average
-from harness.benchmarks.longbench.scoring import TaskScore
-from harness.benchmarks.longbench.tasks import PUBLISHED, TASKS
+from harness.benchmarks.longbench.tasks import PUBLISHED
+from harness.benchmarks.scoring import TaskScore
+from harness.benchmarks.tasks import TASKS
 from harness.engines.contract import BlockUsageSample
 from harness.report.charts import Chart, Panel, Point, Series, Skipped
 from harness.report.conditions import BUDGET_MEANING, setting, source_of_blocks, warnings

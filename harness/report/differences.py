@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.tasks import TASKS
 from harness.compare import averaged_tasks, compare_mean, figures, pair_runs
 from harness.errors import UserError
 from harness.report.conditions import key_cells, key_columns, key_record, setting, warnings

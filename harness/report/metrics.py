@@ -6,9 +6,9 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.benchmarks.longbench.aggregates import overall_average
-from harness.benchmarks.longbench.metrics import SampleScore
-from harness.benchmarks.longbench.scoring import TaskScore, task_score
-from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.sample_score import SampleScore
+from harness.benchmarks.scoring import TaskScore, task_score
+from harness.benchmarks.tasks import TASKS
 from harness.store.manifest import Manifest, Session
 from harness.store.predictions import Prediction
 

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.tasks import TASKS
 from harness.report.charts import Chart, Panel, Point, Series, Skipped
 from harness.report.html_tables import without
 from harness.report.prompts import Prompt, load_prompts

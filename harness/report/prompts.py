@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.benchmarks.loading import load_benchmark
-from harness.benchmarks.longbench.data import Row
-from harness.benchmarks.longbench.prompts import render
+from harness.benchmarks.prompting import render
+from harness.benchmarks.rows import Row
 from harness.errors import UserError
 from harness.report.runs import MINI, Run
 

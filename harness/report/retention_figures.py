@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.tasks import TASKS
 from harness.report.charts import Skipped
 from harness.report.drawing import STYLE
 from harness.report.retention import PHASE_TITLES, RetentionMap, mean_shares, read_maps

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.benchmarks.longbench.aggregates import ENGLISH, Average, average, overall_average
-from harness.benchmarks.longbench.scoring import TaskScore
-from harness.benchmarks.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, PUBLISHED, TASKS
+from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
+from harness.benchmarks.scoring import TaskScore
+from harness.benchmarks.task import CATEGORIES
+from harness.benchmarks.tasks import TASKS
 from harness.errors import UserError
 from harness.report.metrics import run_metrics, task_scores
 from harness.store.manifest import FILE_NAME as MANIFEST

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.benchmarks.longbench.data import Row
-from harness.benchmarks.longbench.prompting import Sample, iter_samples
-from harness.benchmarks.longbench.scoring import ScoringPool
-from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.prompting import Sample, iter_samples
+from harness.benchmarks.rows import Row
+from harness.benchmarks.scoring import ScoringPool
+from harness.benchmarks.tasks import TASKS
 from harness.engines.contract import Engine, GenerationRequest, GenerationResult
 from harness.errors import UserError
 from harness.progress import Progress
@@ -26,7 +26,7 @@ NUM_NAMED_FAILURES = 3
 
 @dataclass(frozen=True)
 class Prompting:
-    """What turns a row into a prompt; see `harness.benchmarks.longbench.prompting`."""
+    """What turns a row into a prompt; see `harness.benchmarks.prompting`."""
 
     tokenizer: "PreTrainedTokenizerBase"
     stop_token_ids: tuple[int, ...]

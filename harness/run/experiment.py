@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.benchmarks.loading import LoadedBenchmark, load_benchmark
-from harness.benchmarks.longbench.data import Row
-from harness.benchmarks.longbench.metrics import SampleScore
-from harness.benchmarks.longbench.prompting import iter_samples
-from harness.benchmarks.longbench.scoring import ScoringPool
+from harness.benchmarks.prompting import iter_samples
+from harness.benchmarks.rows import Row
+from harness.benchmarks.sample_score import SampleScore
+from harness.benchmarks.scoring import ScoringPool
 from harness.config import HarnessConfig, as_plain
 from harness.engines.choose import build_engine, check_policy, prepare_engine
 from harness.hardware import inference_device

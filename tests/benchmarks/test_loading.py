@@ -9,8 +9,8 @@ import huggingface_hub
 import pytest
 
 from harness.benchmarks.loading import load_benchmark
-from harness.benchmarks.longbench.data import content_hash
 from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
+from harness.benchmarks.rows import content_hash
 from harness.errors import UserError
 from tests.benchmarks.longbench.rows import REAL_ROWS, jsonl, load, needs_real_rows, record, write
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from harness.benchmarks.longbench.data import Row, content_hash
-from harness.benchmarks.longbench.prompts import render
-from harness.benchmarks.longbench.tasks import TASKS
 from harness.benchmarks.mini.generate import generate
+from harness.benchmarks.prompting import render
+from harness.benchmarks.rows import Row, content_hash
+from harness.benchmarks.tasks import TASKS
 from harness.engines.contract import BlockUsageSample
 from harness.retention import RetentionRecord, append_retention
 from harness.store.block_usage import append_block_usage

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.tasks import TASKS
 from harness.errors import UserError
 from harness.report.bench_runs import bench_table, read_bench, settings
 from harness.report.paper import COLUMNS, paper_table, read_paper

@@ -7,9 +7,10 @@ number of samples behind it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.benchmarks.longbench.metrics import SampleScore
-from harness.benchmarks.longbench.scoring import TaskScore, task_score
-from harness.benchmarks.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, OWN, PUBLISHED
+from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
+from harness.benchmarks.sample_score import SampleScore
+from harness.benchmarks.scoring import TaskScore, task_score
+from harness.benchmarks.task import CATEGORIES, OWN
 from harness.statistics.stats import average_draws, interval
 
 OVERALL = "all tasks"

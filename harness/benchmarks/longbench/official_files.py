@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.tasks import TASKS
 from harness.errors import UserError
 
 ROW_KEYS = ("pred", "answers", "all_classes")

@@ -1,4 +1,4 @@
-"""The prompt templates: an own task carries its own, LongBench's are read from the installed package `lm-eval`.
+"""LongBench's prompt templates, read from the installed package `lm-eval`.
 
 No LongBench prompt is copied into this project: lm-eval carries the texts as data (one YAML file a task). Six of them
 lack white space the official texts have; `Task.prompt_fix` restores it, and a SHA-256 of the official text guards it.
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from harness.benchmarks.longbench.data import Row
-from harness.benchmarks.longbench.tasks import Task, get_task
+from harness.benchmarks.task import Task
 from harness.errors import UserError
 
 LM_EVAL_VERSION = "0.4.13"
@@ -28,15 +27,12 @@ _DataLoader.add_multi_constructor("!", lambda _loader, _suffix, _node: None)
 
 
 @functools.cache
-def prompt_template(task_name: str) -> str:
-    """Return the prompt template of a task, with `{context}` and `{input}` as placeholders.
+def official_template(task: Task) -> str:
+    """Return the prompt template of one of LongBench's tasks, with `{context}` and `{input}` as placeholders.
 
     Raises:
-        UserError: no such task; for one of LongBench's, lm-eval is not installed or its text is not the official one.
+        UserError: lm-eval is not installed, or its text is not the official one.
     """
-    task = get_task(task_name)
-    if task.prompt is not None:
-        return task.prompt
     template = _official_text(task, _lm_eval_text(_templates_folder() / f"{task.name}.yaml"))
     digest = hashlib.sha256(template.encode()).hexdigest()
     if not digest.startswith(task.prompt_sha256):
@@ -45,17 +41,6 @@ def prompt_template(task_name: str) -> str:
             f"(SHA-256 {digest[:16]}, wanted {task.prompt_sha256}). {_REMEDY}"
         )
     return template
-
-
-def render(row: Row) -> str:
-    """Return the prompt of a row: what LongBench's `template.format(**row)` returns, to the byte.
-
-    Braces inside the row's own text are left alone, because `str.format` does not look into the values.
-
-    Raises:
-        UserError: see `prompt_template`.
-    """
-    return prompt_template(row.task).format(context=row.context, input=row.input)
 
 
 def _templates_folder() -> Path:

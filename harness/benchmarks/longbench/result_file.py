@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.benchmarks.longbench.aggregates import Average
 from harness.benchmarks.longbench.official_files import file_sha256, parse_json_object, read_text
-from harness.benchmarks.longbench.scoring import TaskScore
+from harness.benchmarks.scoring import TaskScore
 from harness.errors import UserError
 
 SCHEMA_VERSION = 1

@@ -8,10 +8,11 @@ Scores on these rows say that the machinery works and what eviction does to it; 
 from collections.abc import Callable
 from random import Random
 
-from harness.benchmarks.longbench.data import Row
-from harness.benchmarks.longbench.tasks import PUBLISHED, get_task
+from harness.benchmarks.longbench.tasks import PUBLISHED
 from harness.benchmarks.mini import chinese, code, english, fewshot
 from harness.benchmarks.mini.text import Draft
+from harness.benchmarks.rows import Row
+from harness.benchmarks.tasks import get_task
 from harness.errors import UserError
 
 DEPTHS = (0.5, 0.1, 0.9, 0.3, 0.7)

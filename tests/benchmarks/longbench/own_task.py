@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from harness.benchmarks.longbench import tasks
+from harness.benchmarks import tasks
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 NAME = "riddles"

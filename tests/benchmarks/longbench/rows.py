@@ -8,9 +8,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from harness.benchmarks.longbench.data import Row, load_rows
+from harness.benchmarks.longbench.data import load_rows
 from harness.benchmarks.longbench.sources import find_rows_file
-from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.rows import Row
+from harness.benchmarks.tasks import TASKS
 
 REAL_ROWS = Path(__file__).parents[3] / "../shared/longbench"
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from harness.benchmarks.longbench.tasks import Task
+from harness.benchmarks.task import Task
 
 TEXT = st.lists(st.sampled_from(["a", "the", "cat", "sat", "Mat", " ", " ", ".", "\n", "7"]), max_size=40).map("".join)
 

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from harness.benchmarks.longbench.data import content_hash
 from harness.benchmarks.longbench.sources import find_rows_file, iter_records
 from harness.benchmarks.longbench.tasks import PUBLISHED
+from harness.benchmarks.rows import content_hash
 from harness.errors import UserError
 from tests.benchmarks.longbench.rows import REAL_ROWS, jsonl, load, needs_real_rows, real_rows, record, write
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.benchmarks.longbench.edit_similarity import edit_percent
-from harness.benchmarks.longbench.metrics import classification, count, qa_f1, qa_f1_chinese, retrieval, score_sample
+from harness.benchmarks.longbench.metrics import classification, count, qa_f1, qa_f1_chinese, retrieval
 from harness.benchmarks.longbench.official_files import read_prediction_file
 from harness.benchmarks.longbench.tasks import PUBLISHED
 from harness.benchmarks.longbench.text import cut_chinese, english_words
+from harness.benchmarks.sample_score import score_sample
 from harness.errors import UserError
 from tests.benchmarks.longbench.published import published_set
 from tests.benchmarks.longbench.samples import TEXT, example_sample
@@ -93,7 +94,7 @@ class TestCodeSimilarity:
     def test_a1_the_score_does_not_depend_on_an_installed_levenshtein(self, tmp_path):
         (tmp_path / "Levenshtein.py").write_text("def ratio(first, second):\n    return 0.0\n")
         program = (
-            "import Levenshtein; from harness.benchmarks.longbench.metrics import score_sample;"
+            "import Levenshtein; from harness.benchmarks.sample_score import score_sample;"
             "print(score_sample('lcc', 'x = 12', ['y = 1'], None).score)"
         )
         path = [str(tmp_path), *filter(None, sys.path), "."]

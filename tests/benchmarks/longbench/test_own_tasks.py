@@ -5,16 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from harness.benchmarks import loading
+from harness.benchmarks import loading, tasks
 from harness.benchmarks.loading import load_benchmark
-from harness.benchmarks.longbench import metrics, prompts, tasks
+from harness.benchmarks.longbench import metrics, prompts
 from harness.benchmarks.longbench.aggregates import OVERALL, averages, overall_average
-from harness.benchmarks.longbench.data import content_hash
-from harness.benchmarks.longbench.metrics import SampleScore, score_sample
-from harness.benchmarks.longbench.prompting import build_sample
-from harness.benchmarks.longbench.prompts import render
-from harness.benchmarks.longbench.scoring import task_score
-from harness.benchmarks.longbench.tasks import CODE, OWN, PUBLISHED, TASKS, Task, get_task
+from harness.benchmarks.longbench.tasks import PUBLISHED
+from harness.benchmarks.prompting import build_sample, render
+from harness.benchmarks.rows import content_hash
+from harness.benchmarks.sample_score import SampleScore, score_sample
+from harness.benchmarks.scoring import task_score
+from harness.benchmarks.task import CODE, OWN, Task
+from harness.benchmarks.tasks import TASKS, get_task
 from harness.errors import UserError
 from harness.score import main as score
 from tests.benchmarks.longbench.own_task import register, row
@@ -25,9 +26,9 @@ OWN_TASK = Task(name="own", num_rows=3, max_new_tokens=8, metric="qa_f1", prompt
 
 @pytest.fixture(autouse=True)
 def _fresh_templates():
-    prompts.prompt_template.cache_clear()
+    prompts.official_template.cache_clear()
     yield
-    prompts.prompt_template.cache_clear()
+    prompts.official_template.cache_clear()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from harness.benchmarks.longbench.aggregates import bucket_scores
 from harness.benchmarks.longbench.official_files import prediction_files, read_prediction_file
 from harness.benchmarks.longbench.result_file import official_result
-from harness.benchmarks.longbench.scoring import task_score
+from harness.benchmarks.scoring import task_score
 from harness.score import score_rows
 from harness.statistics.text_table import format_table
 from tests.benchmarks.longbench.published import EDIT_SIMILARITY, published_set

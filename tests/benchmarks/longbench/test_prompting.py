@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.benchmarks.longbench.prompting import build_sample, iter_samples, middle_cut, stop_token_ids
-from harness.benchmarks.longbench.prompts import render
 from harness.benchmarks.longbench.tasks import PUBLISHED
 from harness.benchmarks.mini.generate import generate
+from harness.benchmarks.prompting import build_sample, iter_samples, middle_cut, render, stop_token_ids
 from harness.errors import UserError
 from tests.benchmarks.longbench.rows import CHATML, LLAMA3, make_row, make_tokenizer, needs_real_rows, real_rows
 

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import pytest
 
 from harness.benchmarks.longbench import prompts
-from harness.benchmarks.longbench.prompts import prompt_template, render
 from harness.benchmarks.longbench.tasks import PUBLISHED
+from harness.benchmarks.prompting import prompt_template, render
 from harness.errors import UserError
 from tests.benchmarks.longbench.rows import make_row, needs_real_rows, real_rows
 
 
 @pytest.fixture(autouse=True)
 def _fresh_templates():
-    prompt_template.cache_clear()
+    prompts.official_template.cache_clear()
     yield
-    prompt_template.cache_clear()
+    prompts.official_template.cache_clear()
 
 
 @pytest.mark.parametrize("task", PUBLISHED.values(), ids=PUBLISHED)

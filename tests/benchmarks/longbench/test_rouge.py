@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from rouge import Rouge
 from rouge_score.rouge_scorer import RougeScorer
 
-from harness.benchmarks.longbench.metrics import score_sample
 from harness.benchmarks.longbench.official_files import read_prediction_file
 from harness.benchmarks.longbench.rouge_l import rouge_l, rouge_l_chinese
 from harness.benchmarks.longbench.summary_rouge import SUMMARY_ROUGE_NAMES, summary_rouge
 from harness.benchmarks.longbench.tasks import PUBLISHED
 from harness.benchmarks.longbench.text import cut_chinese
+from harness.benchmarks.sample_score import score_sample
 from tests.benchmarks.longbench.published import published_set
 from tests.benchmarks.longbench.samples import TEXT, example_sample
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.benchmarks.longbench.aggregates import averages
 from harness.benchmarks.longbench.result_file import differences, meta_path, official_result, result_meta, write_result
-from harness.benchmarks.longbench.scoring import task_score
+from harness.benchmarks.scoring import task_score
 from harness.score import main
 from tests.benchmarks.longbench.published import published_set
 
@@ -179,5 +179,5 @@ def test_no_process_of_the_command_imports_torch_or_vllm(tmp_path):
         env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
     )
     imported = [line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if "import time:" in line]
-    assert imported.count("harness.benchmarks.longbench.scoring_worker") > 1
+    assert imported.count("harness.benchmarks.scoring_worker") > 1
     assert not {"torch", "vllm", "transformers", "nltk"} & set(imported)

@@ -22,9 +22,10 @@ from harness.benchmarks.longbench.aggregates import (
     bucket_scores,
     format_figure,
 )
-from harness.benchmarks.longbench.metrics import SampleScore, score_sample
-from harness.benchmarks.longbench.scoring import CHUNK_SIZE, ScoringPool, task_score
-from harness.benchmarks.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, PUBLISHED
+from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
+from harness.benchmarks.sample_score import SampleScore, score_sample
+from harness.benchmarks.scoring import CHUNK_SIZE, ScoringPool, task_score
+from harness.benchmarks.task import CATEGORIES
 from harness.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -157,7 +158,7 @@ class TestScoringPool:
     def test_processes_end_when_the_run_is_killed(self):
         program = (
             "import multiprocessing, time\n"
-            "from harness.benchmarks.longbench.scoring import ScoringPool\n"
+            "from harness.benchmarks.scoring import ScoringPool\n"
             "pool = ScoringPool(num_workers=1)\n"
             "pool.submit('s', 'qasper', 'a', ['a'], None)\n"
             "pool.results()\n"

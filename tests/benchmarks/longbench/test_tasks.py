@@ -1,6 +1,8 @@
 import pytest
 
-from harness.benchmarks.longbench.tasks import CATEGORIES, LONGBENCH_E_TASKS, PAPER_TASKS, PUBLISHED, get_task
+from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PAPER_TASKS, PUBLISHED
+from harness.benchmarks.task import CATEGORIES
+from harness.benchmarks.tasks import get_task
 from harness.errors import UserError
 
 

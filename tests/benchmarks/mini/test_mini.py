@@ -3,10 +3,12 @@ import json
 
 import pytest
 
-from harness.benchmarks.longbench.data import content_hash, parse_row
-from harness.benchmarks.longbench.tasks import CODE, PUBLISHED
+from harness.benchmarks.longbench.data import parse_row
+from harness.benchmarks.longbench.tasks import PUBLISHED
 from harness.benchmarks.mini.generate import generate
 from harness.benchmarks.mini.text import insert_at_depth
+from harness.benchmarks.rows import content_hash
+from harness.benchmarks.task import CODE
 from harness.errors import UserError
 
 NUM_ROWS = 12

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from harness.benchmarks.longbench.prompting import build_sample
 from harness.benchmarks.mini.generate import generate
+from harness.benchmarks.prompting import build_sample
 from harness.engines.hf.generate import Decision, run_reference
 from harness.engines.kvpress.presses import press_for
 from harness.engines.kvpress.process import INTERPRETER, WorkerProcess

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.benchmarks.longbench.prompting import build_sample
 from harness.benchmarks.longbench.tasks import PUBLISHED
+from harness.benchmarks.prompting import build_sample
 from harness.engines.contract import GenerationRequest
 from harness.engines.hf.generate import run_reference
 from harness.engines.vllm.arguments import EngineShape

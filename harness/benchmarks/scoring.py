@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 
 from harness.benchmarks.longbench.edit_similarity import DEFAULT_EDIT_SIMILARITY, check_edit_similarity
-from harness.benchmarks.longbench.metrics import SampleScore
-from harness.benchmarks.longbench.scoring_worker import Sample, score_samples, start_worker
-from harness.benchmarks.longbench.tasks import get_task
+from harness.benchmarks.sample_score import SampleScore
+from harness.benchmarks.scoring_worker import Sample, score_samples, start_worker
+from harness.benchmarks.tasks import get_task
 from harness.errors import UserError
 from harness.statistics.stats import bootstrap_means, interval
 
@@ -56,7 +56,7 @@ def task_score(
     """Return the score of a task from its sample scores.
 
     Args:
-        task_name: one of `harness.benchmarks.longbench.tasks.TASKS`.
+        task_name: one of `harness.benchmarks.tasks.TASKS`.
         samples: the scored samples, in any order.
         expected: samples that a full set has; None: `num_rows` of the task.
         clusters: per sample, what it shares with others (its context's hash); None: nothing.

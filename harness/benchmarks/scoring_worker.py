@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.benchmarks.longbench.metrics import SampleScore, score_sample
 from harness.benchmarks.longbench.text import preload_chinese
+from harness.benchmarks.sample_score import SampleScore, score_sample
 from harness.errors import UserError
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.benchmarks.longbench.data import Row
-from harness.benchmarks.longbench.prompts import render
-from harness.benchmarks.longbench.tasks import TASKS
+from harness.benchmarks.longbench.prompts import official_template
+from harness.benchmarks.rows import Row
+from harness.benchmarks.tasks import TASKS, get_task
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,6 +51,27 @@ class Sample:
     stop_token_ids: tuple[int, ...]
     min_new_tokens: int
     prompt_sha256: str
+
+
+def prompt_template(task_name: str) -> str:
+    """Return the prompt template of a task, with `{context}` and `{input}` as placeholders.
+
+    Raises:
+        UserError: no such task; or one of LongBench's whose text cannot be had, see `official_template`.
+    """
+    task = get_task(task_name)
+    return official_template(task) if task.prompt is None else task.prompt
+
+
+def render(row: Row) -> str:
+    """Return the prompt of a row: what LongBench's `template.format(**row)` returns, to the byte.
+
+    Braces inside the row's own text are left alone, because `str.format` does not look into the values.
+
+    Raises:
+        UserError: see `prompt_template`.
+    """
+    return prompt_template(row.task).format(context=row.context, input=row.input)
 
 
 def stop_token_ids(
