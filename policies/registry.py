@@ -23,6 +23,7 @@ BUILT_IN = {
     "keydiff": "policies.keydiff:KeyDiff",
     "lagkv": "policies.lagkv:LagKV",
     "paged_eviction": "policies.paged_eviction:PagedEviction",
+    "paged_eviction_literal": "policies.paged_eviction:PagedEvictionLiteral",
     "random": "policies.random:Random",
     "snapkv": "policies.snapkv:SnapKV",
     "streaming_llm": "policies.streaming_llm:StreamingLLM",

@@ -28,6 +28,7 @@ COLUMNS = (
     "source",
     "note",
 )
+FORMS = {"paged_eviction": ("paged_eviction", "paged_eviction_literal")}  # of the paper: its code's, and its text's
 PERCENT = 100.0
 ENGINE = "vllm"
 CAPTION = (
@@ -157,9 +158,13 @@ def _scores(known: Known, runs: Sequence[Run]) -> list[Measured]:
 
 
 def _is_of_setting(known: Known, run: Run) -> bool:
-    alike = (run.model, run.policy, run.budget, run.engine) == (known.model, known.method, known.budget, ENGINE)
-    score = run.scores.get(known.dataset) if alike else None
+    alike = (run.model, run.budget, run.engine) == (known.model, known.budget, ENGINE)
+    score = run.scores.get(known.dataset) if alike and _is_method(known, run.policy) else None
     return score is not None and score.score is not None and _is_published_data(run)
+
+
+def _is_method(known: Known, policy: str) -> bool:
+    return policy in FORMS.get(known.method, (known.method,))
 
 
 def _variant(known: Known, run: Run) -> str:
@@ -167,7 +172,8 @@ def _variant(known: Known, run: Run) -> str:
     model = run.manifest.config["model"]
     block = [f"block {run.block_size} instead of {known.page_size}"] if run.block_size != known.page_size else []
     options = assignments(run) or "no options"
-    return ", ".join([options, f"prompts up to {model['max_model_len']} tokens", model["dtype"], *block])
+    form = [run.policy] if run.policy != known.method else []
+    return ", ".join([*form, options, f"prompts up to {model['max_model_len']} tokens", model["dtype"], *block])
 
 
 def _is_published_data(run: Run) -> bool:
@@ -182,7 +188,8 @@ def _fits(known: Known, one: BenchSetting) -> bool:
     budget_fits = known.budget is None or row.budget == known.budget
     page_fits = known.page_size is None or row.block_size == known.page_size
     load_fits = known.dataset in ("", row.load)
-    return (row.model, row.policy) == (known.model, known.method) and budget_fits and page_fits and load_fits
+    alike = row.model == known.model and _is_method(known, row.policy)
+    return alike and budget_fits and page_fits and load_fits
 
 
 def _throughput(known: Known, one: BenchSetting, bench: Sequence[BenchSetting]) -> Measured:

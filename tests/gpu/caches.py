@@ -152,8 +152,8 @@ class World:
         rows = positions if self.policy.per_head else positions[:, :1]
         seen = torch.tensor([self.seen[request]])
         views = [
-            View(layer, NUM_LAYERS, phase, rows[layer][None], seen, BLOCK, keys[layer][None], values[layer][None])
-            for layer in range(NUM_LAYERS)
+            View(layer, NUM_LAYERS, phase, rows[layer][None], seen, BLOCK, keys=k[None], values=v[None])
+            for layer, (k, v) in enumerate(zip(keys, values, strict=True))
         ]
         scores = torch.stack([reduce_heads(self.policy, self.policy.score(view)) for view in views])
         return select(self.policy, phase, scores, rows[:, None], seen, num_keep)[:, 0]

@@ -62,25 +62,54 @@ def test_streaming_llm_in_block_form_drops_the_oldest_block_without_a_sink():
 
 
 def test_paged_eviction_evicts_block_2():
-    policy = build("paged_eviction", budget=12)
+    policy = build("paged_eviction_literal", budget=12)
     values = [4, 4, 4, 4, 4, 4, 0.1, 4, 2, 2, 2, 2, 0.1, 0.1, 0.1, 0.1]
     view = bare_view(Phase.DECODE, keys=norms([2] * 16, [2] * 16), values=norms(values, values))
     assert kept_rows(policy, view) == [[*range(8), *range(12, 16)]]
 
 
 def test_paged_eviction_prunes_a_prompt_by_value_over_key_norm_averaged_over_heads():
-    policy = build("paged_eviction")
+    policy = build("paged_eviction_literal")
     keys = norms([1, 1, 1, 1, 1, 1, 1, 8, 1], [1, 1, 1, 1, 1, 1, 1, 8, 1])
     values = norms([1, 1, 1, 0, 1, 1, 1, 4, 1], [1, 1, 1, 3, 1, 1, 1, 4, 1])
     assert kept_rows(policy, bare_view(keys=keys, values=values)) == [[0, 1, 2, 3, 4, 5, 6, 8]]
+
+
+def sink_like(num_tokens):
+    """A prompt whose first and newest tokens have the smallest values, as sinks have."""
+    values = [1.0 + token for token in range(num_tokens)]
+    values[:4], values[-5:] = [0.1] * 4, [0.2, 0.3, 0.3, 0.3, 0.3]
+    return bare_view(keys=norms([1] * num_tokens), values=norms(values))
+
+
+def test_paged_eviction_never_evicts_the_first_and_the_last_page_of_a_prompt():
+    """18 tokens, C = 12: pages of 4 at both ends, counted from the newest token; 9 to 12 have the largest values."""
+    assert kept_rows(build("paged_eviction", budget=12), sink_like(18)) == [[0, 1, 2, 3, 9, 10, 11, 12, 14, 15, 16, 17]]
+    literal = kept_rows(build("paged_eviction_literal", budget=12), sink_like(18))[0]
+    assert not {0, 1, 2, 3} & set(literal)
+
+
+def test_paged_eviction_never_evicts_the_first_page_in_decode():
+    values = [0.1] * 4 + [3] * 4 + [2] * 4 + [0.1] * 4
+    view = bare_view(Phase.DECODE, keys=norms([1] * 16), values=norms(values))
+    assert kept_rows(build("paged_eviction", budget=12), view) == [[*range(8), *range(12, 16)]]
+    assert kept_rows(build("paged_eviction_literal", budget=12), view) == [[*range(4, 16)]]
+
+
+@pytest.mark.parametrize("block_size", [4, 8])
+def test_protected_pages_are_as_long_as_a_page(block_size):
+    policy = build("paged_eviction", budget=8 * block_size, block_size=block_size)
+    assert (policy.protect_first, policy.protect_last) == (block_size, block_size)
+    more = build("paged_eviction", 8 * block_size, block_size, protect_first_pages=2, protect_last=3 * block_size)
+    assert (more.protect_first, more.protect_last) == (2 * block_size, 3 * block_size)
 
 
 def test_paged_eviction_with_global_scope_evicts_the_same_block_in_all_layers():
     first = {"keys": norms([1] * 12), "values": norms([100] * 4 + [110] * 4 + [1] * 4)}
     second = {"keys": norms([1] * 12), "values": norms([3] * 4 + [1] * 4 + [1] * 4)}
     views = [bare_view(Phase.DECODE, layer=i, **signals) for i, signals in enumerate((first, second))]
-    own = kept_positions(build("paged_eviction"), *views)
-    shared = kept_positions(build("paged_eviction", decode_scope="global"), *views)
+    own = kept_positions(build("paged_eviction_literal"), *views)
+    shared = kept_positions(build("paged_eviction_literal", decode_scope="global"), *views)
     assert own == [[[*range(4, 12)]], [[*range(4), *range(8, 12)]]]
     assert shared == [[[*range(4), *range(8, 12)]]] * 2
 

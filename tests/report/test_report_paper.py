@@ -90,6 +90,19 @@ def test_variants_of_a_method_are_rows_of_their_own_that_say_which(tmp_path):
     assert len(table.records) == 3
 
 
+def test_both_forms_of_the_papers_method_stand_beside_its_number_by_name(tmp_path):
+    known = [row_of(read_paper(PAPER), method="paged_eviction", dataset="gov_report", budget=1024)]
+    scores = {f"gov_report/mini-gov_report-0-{n}": 0.25 for n in range(10)}
+    for policy in ("paged_eviction", "paged_eviction_literal", "keydiff"):
+        settings = {"policy": policy, "budget": 1024, "model": "llama3.2-1b", "tasks": ("gov_report",)}
+        write_run(tmp_path / policy, **settings, benchmark=LOCAL, num_rows=10, scores=scores, block_size=16)
+    table = paper_table(known, read_runs([tmp_path]), [])
+    assert {row[9].text.split(": ")[1] for row in table.rows} == {
+        "no options, prompts up to 2048 tokens, float32",
+        "paged_eviction_literal, no options, prompts up to 2048 tokens, float32",
+    }
+
+
 def test_latency_is_that_of_the_budget_and_the_load_of_the_authors_script(tmp_path):
     known = [one for one in read_paper(PAPER) if one.metric == "latency reduction" and one.model == "llama3.2-1b"]
     rows = []

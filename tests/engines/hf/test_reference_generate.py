@@ -23,9 +23,10 @@ POLICIES = {
     "streaming_llm chunked": ("streaming_llm", CHUNKED),
     "streaming_llm block chunked": ("streaming_llm", {"granularity": "block", **CHUNKED}),
     "paged_eviction": ("paged_eviction", {}),
-    "paged_eviction global": ("paged_eviction", {"decode_scope": "global"}),
-    "paged_eviction protected": ("paged_eviction", {"protect_first": 4, "protect_last": 9}),
     "paged_eviction chunked": ("paged_eviction", CHUNKED),
+    "paged_eviction literal": ("paged_eviction_literal", {}),
+    "paged_eviction literal global": ("paged_eviction_literal", {"decode_scope": "global"}),
+    "paged_eviction literal protected": ("paged_eviction_literal", {"protect_first": 4, "protect_last": 9}),
 }
 PROMPT = random_prompt(93)
 
@@ -173,7 +174,7 @@ def test_chunked_prefill_never_holds_more_than_budget_and_chunk(model):
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_decode_block_eviction_puts_the_newest_block_over_an_old_one(model, scope):
-    policy = build_policy("paged_eviction", budget=BUDGET, block_size=BLOCK, options={"decode_scope": scope})
+    policy = build_policy("paged_eviction_literal", budget=BUDGET, block_size=BLOCK, options={"decode_scope": scope})
     full_newest_block = run_reference(model, policy, PROMPT, BLOCK + 1).resident_positions
     evicted = run_reference(model, policy, PROMPT, BLOCK + 2).resident_positions
     replaced = set()

@@ -32,7 +32,7 @@ POLICIES = {
     "random-block": build_policy("random", budget=2 * BLOCK, block_size=BLOCK, options={"granularity": "block"}),
     "paged_eviction": build_policy("paged_eviction", budget=3 * BLOCK, block_size=BLOCK),
     "paged_eviction-global": build_policy(
-        "paged_eviction", budget=2 * BLOCK, block_size=BLOCK, options={"decode_scope": "global"}
+        "paged_eviction_literal", budget=2 * BLOCK, block_size=BLOCK, options={"decode_scope": "global"}
     ),
     "keydiff": build_policy("keydiff", budget=2 * BLOCK, block_size=BLOCK),
 }

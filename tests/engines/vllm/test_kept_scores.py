@@ -13,7 +13,7 @@ from policies import Phase, build_policy
 from policies.registry import policy_class
 
 NUM_LAYERS, NUM_BLOCKS, NUM_HEADS, BLOCK, HEAD = 3, 12, 2, 32, 32
-STAYING = ("paged_eviction", "inverse_key_l2")
+STAYING = ("paged_eviction_literal", "inverse_key_l2")
 TABLE = (7, 2, 9, 4)
 BUDGET = 64
 
@@ -89,7 +89,7 @@ def test_a_preempted_request_is_scored_anew(name, monkeypatch):
 
 @pytest.mark.parametrize("layout_class", [CpuLayout, InterleavedLayout])
 def test_a_block_copied_whole_is_the_block_token_by_token(layout_class):
-    compactor, caches, decode = life("paged_eviction", layout_class)
+    compactor, caches, decode = life("paged_eviction_literal", layout_class)
     before = [layout_class(cache.clone()).read(torch.tensor([TABLE[:3]]), 3 * BLOCK) for cache in caches]
     old = compactor.positions.read(torch.tensor([TABLE[:3]]), 3 * BLOCK)
     compactor.evict([decode])
@@ -114,10 +114,8 @@ def test_policies_whose_scores_stay_score_a_part_as_they_score_the_whole():
 
     def scores(name, part):
         policy = build_policy(name, budget=BUDGET, block_size=BLOCK, options={})
-        view = View(
-            0, 1, Phase.DECODE, positions[..., part], torch.tensor([96]), BLOCK, keys[:, :, part], values[:, :, part]
-        )
-        return policy.score(view)
+        signals = {"keys": keys[:, :, part], "values": values[:, :, part]}
+        return policy.score(View(0, 1, Phase.DECODE, positions[..., part], torch.tensor([96]), BLOCK, **signals))
 
     for name in staying:
         whole = scores(name, slice(None))

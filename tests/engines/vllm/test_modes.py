@@ -27,7 +27,11 @@ def requests():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("paged_eviction", {}), ("paged_eviction", {"prefill": "chunked", "prefill_chunk": 64}), ("h2o", {})],
+    [
+        ("paged_eviction_literal", {}),
+        ("paged_eviction_literal", {"prefill": "chunked", "prefill_chunk": 64}),
+        ("h2o", {}),
+    ],
     ids=str,
 )
 def test_sixteen_mixed_requests_together_answer_as_one_at_a_time(shape, requests, name, options):

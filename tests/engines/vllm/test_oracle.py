@@ -18,9 +18,9 @@ NEAR_TIE = 1e-3
 
 DEFAULTS = {name: {} for name in available_policies()} | {"lagkv": {"lag": 24}}
 VARIANTS = [
-    ("paged_eviction", {"decode_scope": "global"}),
-    ("paged_eviction", {"protect_first": 8, "protect_last": 16}),
-    ("paged_eviction", {"prefill": "chunked", "prefill_chunk": 64}),
+    ("paged_eviction_literal", {"decode_scope": "global"}),
+    ("paged_eviction_literal", {"protect_first": 8, "protect_last": 16}),
+    ("paged_eviction_literal", {"prefill": "chunked", "prefill_chunk": 64}),
     ("streaming_llm", {"granularity": "block"}),
     ("streaming_llm", {"prefill": "chunked", "prefill_chunk": 96}),
     ("streaming_llm", {"position_mode": "cache"}),
