@@ -28,7 +28,8 @@ class ExpectedAttention(Policy):
     Attributes:
         num_future: positions averaged over.
         epsilon: floor of the attention, so that the norm of the values decides among tokens that get next to none; 0 in
-            kvpress's class, 0.01 in its leaderboard entry.
+            kvpress's class, 0.01 in its leaderboard entry (`policy=expected_attention_floor` here). Attention is about
+            1 / T, so that 0.01 outweighs it from some hundred tokens on: half of the kept tokens are others.
         use_covariance: False drops the quadratic term.
         protect_first: sinks.
     """

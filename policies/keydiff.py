@@ -18,9 +18,9 @@ class KeyDiff(Granular):
     passes over the resident keys per eviction.
 
     The paper evicts after every block of 128 prompt tokens, under the budget all the time: that is `prefill=chunked`
-    with the default `prefill_chunk`. The default here is one eviction after the prompt, as in kvpress, so that all rows
-    of a table see the same prompt. While decoding one token leaves per step, as in the paper. The recent window of the
-    paper's later version is `protect_last`.
+    with the default `prefill_chunk` (`policy=keydiff_chunked`). The default here is one eviction after the prompt, as
+    in kvpress, so that all rows of a table see the same prompt. While decoding one token leaves per step, as in the
+    paper. The recent window of the paper's later version is `protect_last`.
     """
 
     name: ClassVar[str] = "keydiff"

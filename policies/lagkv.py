@@ -21,7 +21,8 @@ class LagKV(Policy):
     The sinks, the last full lag and what follows it (`lag` to 2 lag - 1 tokens) have no lag to compare with and stay.
     Of each other lag equally many tokens stay, as in the paper: the score is the rank within the lag, divided by its
     length. Budget and lag rarely divide, so that the last place in a lag goes to the later lags first, and exactly C
-    tokens stay. A budget too small for the unscored tail keeps its most recent part, but the last `lag` always.
+    tokens stay. A budget too small for the unscored tail keeps its most recent part, but the last `lag` always. So at C
+    = 256 only 0 to 124 tokens are chosen by score; runs warn where it is less than half of the budget.
 
     Deviations: an absolute budget in place of a share per lag. Acts once, when the prompt was attended, so C +
     generated tokens are resident; the paper goes on to compress each new lag by its share, which would have no bound.

@@ -1,6 +1,7 @@
 """Which engine answers. Engines are imported only when built."""
 
 import importlib
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from harness.hardware import GIB, inference_device
 
 if TYPE_CHECKING:
     from harness.engines.vllm.arguments import EngineShape
+    from policies import Policy
 
 VLLM = "vllm"
 REFERENCE = "hf"
@@ -47,9 +49,22 @@ def check_policy(config: HarnessConfig) -> None:
             press_for(policy.name, policy.budget, block_size, policy.options)
             check_environment()
         else:
-            build_policy(policy.name, budget=policy.budget, block_size=block_size, options=policy.options)
+            built = build_policy(policy.name, budget=policy.budget, block_size=block_size, options=policy.options)
+            _warn_of_protection(built)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def _warn_of_protection(policy: "Policy") -> None:
+    """Say so where a score hardly matters."""
+    num_chosen = policy.budget - policy.protect_first - policy.protect_last
+    if policy.evicts and 2 * num_chosen < policy.budget:
+        print(
+            f"warning: policy={policy.name} chooses at most {num_chosen} of policy.budget={policy.budget} tokens by "
+            f"score: the first {policy.protect_first} and the last {policy.protect_last} always stay. "
+            "Raise policy.budget.",
+            file=sys.stderr,
+        )
 
 
 def build_engine(config: HarnessConfig, model_path: str, folder: Path) -> Engine:

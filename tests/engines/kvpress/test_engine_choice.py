@@ -104,6 +104,17 @@ def test_the_peer_checks_its_policy_before_the_model_is_loaded(configure, monkey
         check_policy(configure("engine=kvpress", "policy=snapkv", "policy.options.kernel=4"))
 
 
+@pytest.mark.parametrize(
+    ("policy", "budget", "num_chosen"),
+    [("lagkv", 256, 124), ("lagkv", 288, None), ("paged_eviction", 96, 32), ("paged_eviction", 128, None)],
+)
+def test_a_choice_that_is_mostly_made_by_position_is_named(configure, capsys, policy, budget, num_chosen):
+    check_policy(configure("engine=hf", f"policy={policy}", f"policy.budget={budget}"))
+    said = capsys.readouterr().err
+    expected = f"warning: policy={policy} chooses at most {num_chosen} of policy.budget={budget} tokens by score"
+    assert said.startswith(expected) if num_chosen else not said
+
+
 def test_a_press_is_no_policy_of_another_engine(configure):
     with pytest.raises(UserError, match=r"policy\.name=kvpress:KnormPress is unknown"):
         check_policy(configure("engine=hf", "policy=full", "policy.name=kvpress:KnormPress", "policy.budget=96"))
