@@ -281,11 +281,9 @@ def _warn_of_idle_policy(harness: HarnessConfig) -> None:
 
 
 def _check_budget(policy: PolicyConfig, engine: EngineConfig) -> None:
-    if policy.name == FULL_CACHE_POLICY:
+    if policy.name == FULL_CACHE_POLICY or policy.budget is None:  # the policy itself says whether it needs one
         return
     block = engine.block_size
-    if policy.budget is None:
-        raise UserError(f"policy={policy.name} needs policy.budget, in tokens, a multiple of block_size={block}.")
     if policy.budget < 2 * block:
         raise UserError(
             f"policy.budget={policy.budget} is less than two blocks of engine.block_size={block}. "

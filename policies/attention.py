@@ -73,7 +73,7 @@ class PromptWindow(AttentionPolicy):
 def window_attention(view: View) -> torch.Tensor:
     """Softmax over all resident keys of the window's queries, none seeing a later position: float32 [N, H, G, W, T].
 
-    Scaled by 1 / sqrt(D), without soft-capping or a bias.
+    Scaled by 1 / sqrt(D), without soft-capping or a bias. Padding gets nothing.
     """
     num_requests, num_query_heads, window, head_size = view.window_queries.shape
     num_heads = view.keys.shape[1]
@@ -81,8 +81,9 @@ def window_attention(view: View) -> torch.Tensor:
     logits = queries @ view.keys.float().transpose(-1, -2) / head_size**0.5
     logits = logits.unflatten(2, (num_query_heads // num_heads, window))
     query_positions = view.num_seen[:, None] - window + torch.arange(window, device=logits.device)
-    future = view.positions[:, :, None, None, :] > query_positions[:, None, None, :, None]
-    return logits.masked_fill(future, float("-inf")).softmax(dim=-1)
+    key_positions = view.positions[:, :, None, None, :]
+    hidden = (key_positions > query_positions[:, None, None, :, None]) | (key_positions < 0)
+    return logits.masked_fill(hidden, float("-inf")).softmax(dim=-1)
 
 
 def by_position(values: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -47,7 +47,7 @@ class Policy(ABC):
             mean of their scores.
         scores_stay: True if a token's score follows from its own key, value and position alone, so that it is computed
             once.
-        query_window: queries that `Signal.WINDOW_QUERIES` holds.
+        query_window: queries that `Signal.WINDOW_QUERIES` holds, or of the prompt that `Signal.SQUARED_ATTENTION` sums.
         modes: prefill modes in which the definition makes sense.
     """
 
@@ -121,7 +121,7 @@ class Policy(ABC):
 
     @property
     def query_window(self) -> int:
-        """Queries a layer has to remember for `Signal.WINDOW_QUERIES`."""
+        """Queries that `Signal.WINDOW_QUERIES` or `Signal.SQUARED_ATTENTION` is about."""
         return 0
 
     @property

@@ -1,16 +1,17 @@
 """Expected Attention (Devoto et al., arXiv 2510.00636): attention from future queries, if they are Gaussian."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from policies.base import Policy, Signal, Unit, View
+from policies.adaptive import AdaptiveHeads
+from policies.base import Ranking, Signal, Unit, View
 from policies.options import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpectedAttention(Policy):
+class ExpectedAttention(AdaptiveHeads):
     """Score S_i = (mean over the group of softmax_i(z) + epsilon) * ||V_i||_2.
 
     z_i = m.K_i / sqrt(D) + K_i' C K_i / (2 D): m and C are mean and covariance of the prompt's queries before rotation,
@@ -19,11 +20,12 @@ class ExpectedAttention(Policy):
     Source: paper, its closed form; formula as in kvpress, by the same authors. Needs query moments, keys and values;
     costs Q n D^2 per prompt for the covariance, and as much again for the score.
 
-    As in kvpress, the `protect_first` sinks are left out of the moments and of the softmax. One choice per KV head,
-    equally many tokens each: kvpress's leaderboard entry adds Ada-KV budgets, which one block table cannot hold. Acts
-    once, when the prompt was attended, so C + generated tokens are resident; the moments are those of the whole prompt,
-    hence no `prefill=chunked`. Has no `value_weighted`: the norm of the values is part of it. Rotary embeddings that
-    also scale (YaRN) are treated as plain ones.
+    As in kvpress, the `protect_first` sinks are left out of the moments and of the softmax. One choice per KV head.
+    All heads keep equally many tokens, or with `head_adaptive` share their layer's budget as in Ada-KV; so does the
+    entry in kvpress's leaderboard, with `epsilon=0.01` (preset `expected_attention_adaptive`). Acts once, when the
+    prompt was attended, so C + generated tokens are resident; the moments are those of the whole prompt, hence no
+    `prefill=chunked`. Has no `value_weighted`: the norm of the values is part of it. Rotary embeddings that also scale
+    (YaRN) are treated as plain ones.
 
     Attributes:
         num_future: positions averaged over.
@@ -32,6 +34,8 @@ class ExpectedAttention(Policy):
             1 / T, so that 0.01 outweighs it from some hundred tokens on: half of the kept tokens are others.
         use_covariance: False drops the quadratic term.
         protect_first: sinks.
+        head_adaptive: budgets of heads by their scores, in whole pages; a layer's total is H C.
+        floor, floor_rule: see `AdaptiveHeads`; they matter with `head_adaptive` only.
     """
 
     name: ClassVar[str] = "expected_attention"
@@ -43,12 +47,23 @@ class ExpectedAttention(Policy):
     num_future: int = 512
     epsilon: float = 0.0
     use_covariance: bool = True
+    head_adaptive: bool = False
+    floor_rule: Literal["blend", "minimum"] = "minimum"
 
     def __post_init__(self) -> None:
         """Check this policy's own options, then the common ones."""
         check_range("policy.options.num_future", self.num_future, 1)
         check_range("policy.options.epsilon", self.epsilon, 0)
         super().__post_init__()
+
+    @property
+    def allocation(self) -> Literal["equal", "ragged"]:
+        """Ragged with `head_adaptive`."""
+        return "ragged" if self.head_adaptive else "equal"
+
+    def split(self, ranking: Ranking) -> torch.Tensor:
+        """Pages by each head's part in its layer's best tokens, int64 [L, N, H]."""
+        return self.split_heads(ranking)
 
     @property
     def decode_unit(self) -> Unit:

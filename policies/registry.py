@@ -15,15 +15,21 @@ from policies.base import Policy, check_choice
 ENTRY_POINT_GROUP = "kv_eviction.policies"
 
 BUILT_IN = {
+    "ada_kv": "policies.ada_kv:AdaKV",
     "chunkkv": "policies.chunkkv:ChunkKV",
+    "corm": "policies.corm:CORM",
     "expected_attention": "policies.expected_attention:ExpectedAttention",
     "full": "policies.full:Full",
     "h2o": "policies.h2o:H2O",
+    "head_classes": "policies.head_classes:HeadClasses",
     "inverse_key_l2": "policies.inverse_key_l2:InverseKeyL2",
     "keydiff": "policies.keydiff:KeyDiff",
+    "kv_compress": "policies.kv_compress:KVCompress",
     "lagkv": "policies.lagkv:LagKV",
+    "mix_attention": "policies.mix_attention:MixAttention",
     "paged_eviction": "policies.paged_eviction:PagedEviction",
     "paged_eviction_literal": "policies.paged_eviction:PagedEvictionLiteral",
+    "pyramid_kv": "policies.pyramid_kv:PyramidKV",
     "random": "policies.random:Random",
     "snapkv": "policies.snapkv:SnapKV",
     "streaming_llm": "policies.streaming_llm:StreamingLLM",

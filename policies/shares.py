@@ -32,18 +32,22 @@ def split_by_wishes(ranking: Ranking, wishes: torch.Tensor, *, over_layers: bool
     return _split(ranking, pages[..., None] - page, over_layers)
 
 
-def split_by_best_page(ranking: Ranking) -> torch.Tensor:
-    """One total for all layers and heads: the pages with the greatest largest member stay, int64 [L, N, H].
+def split_by_best_page(ranking: Ranking, *, over_layers: bool) -> torch.Tensor:
+    """The pages with the greatest largest member stay, int64 [L, N, H].
 
     A row's tokens fill its pages from the best to the worst (KV-Compress's virtual blocks); the first holds `rest`.
+
+    Args:
+        ranking: the candidates.
+        over_layers: as in `split_by_wishes`.
     """
     values = best_first(ranking)[..., ranking.rest :: ranking.block_size]
     first = torch.full_like(values[..., :1], float("inf"))
     values = torch.cat([first, values], dim=-1)[..., : _num_pages(ranking)]
-    return _split(ranking, values, over_layers=True)
+    return _split(ranking, values, over_layers)
 
 
-def best_tokens(ranking: Ranking, totals: torch.Tensor | int) -> torch.Tensor:
+def best_tokens(ranking: Ranking, totals: torch.Tensor | int, at_least: torch.Tensor | float = 0) -> torch.Tensor:
     """How many of a layer's `totals` best tokens lie in each head: int64 [L, N, H].
 
     Protected tokens are the best. Among equal scores the better one of its head goes first, then the earlier head.
@@ -51,8 +55,13 @@ def best_tokens(ranking: Ranking, totals: torch.Tensor | int) -> torch.Tensor:
     Args:
         ranking: the candidates.
         totals: tokens of all heads of a layer together, one number or int64 [L, 1].
+        at_least: so many of a head's tokens count as protected, one number or [L, 1, 1].
     """
-    return _take(best_first(ranking), totals)
+    values = best_first(ranking)
+    if isinstance(at_least, torch.Tensor):
+        at_least = at_least[..., None]
+    place = torch.arange(values.shape[-1], device=values.device)
+    return _take(values.masked_fill(place < at_least, float("inf")), totals)
 
 
 def best_first(ranking: Ranking) -> torch.Tensor:

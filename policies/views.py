@@ -28,6 +28,9 @@ class Signal(Enum):
     VALUES = "values"
     ATTENTION_MASS = "attention_mass"
     """Softmax attention that each resident token received, summed over all queries so far and over the group."""
+    SQUARED_ATTENTION = "squared_attention"
+    """The squares of that attention, summed over the last `Policy.query_window` queries of the prompt, all queries
+    after it, and the group."""
     WINDOW_QUERIES = "window_queries"
     """The last `Policy.query_window` post-RoPE queries."""
     QUERY_MOMENTS = "query_moments"
@@ -55,7 +58,7 @@ class View:
         num_seen: int64 [N], tokens attended so far including evicted ones (the next position).
         block_size: slots a block.
         keys, values: [N, H, T, D] in the cache's dtype, keys rotated; None unless asked for.
-        attention_mass: float32 [N, H, T] or None.
+        attention_mass, squared_attention: float32 [N, H, T] or None.
         window_queries: [N, Q, W, D], oldest first, or None. W is smaller for prompts shorter than the window.
         query_mean, query_cov: float32 [N, Q, D] and [N, Q, D, D], or None.
         inv_freq: float32 [D / 2], the model's rotary frequencies, present with `query_mean`.
@@ -71,6 +74,7 @@ class View:
     keys: torch.Tensor | None = None
     values: torch.Tensor | None = None
     attention_mass: torch.Tensor | None = None
+    squared_attention: torch.Tensor | None = None
     window_queries: torch.Tensor | None = None
     query_mean: torch.Tensor | None = None
     query_cov: torch.Tensor | None = None

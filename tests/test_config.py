@@ -71,7 +71,6 @@ def test_the_geometry_of_a_model_is_the_published_one(name, geometry):
     [
         (["policy.budget=100"], "policy.budget=100 is not a multiple of engine.block_size=32. Use 96 or 128."),
         (["policy.budget=32"], "policy.budget=32 is less than two blocks of engine.block_size=32. Use 64 or more."),
-        (["policy.budget=null"], "policy=paged_eviction needs policy.budget"),
         (["engine.block_size=16"], "engine.block_size=16 is not a positive multiple of 32, as vLLM needs on cpu."),
         (["engine.block_size=-32"], "engine.block_size=-32 is not a positive multiple of 32"),
         (["engine.max_num_seqs=0"], "engine.max_num_seqs=0 is not positive"),

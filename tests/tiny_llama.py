@@ -9,6 +9,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 128
+UNEVEN = ((0.1, 1.0), (0.5, 0.02), (1.5, 0.3))
+"""Factors of the keys by layer and KV head."""
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")
 
 
@@ -32,23 +34,32 @@ def tiny_llama_config() -> LlamaConfig:
     )
 
 
-def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
+def tiny_llama(seed: int = 0, uneven: bool = False) -> LlamaForCausalLM:
     """The model in memory, float32, in eval mode.
 
     The wide initialisation keeps greedy text varied and the gap between the two best tokens large.
+
+    Args:
+        seed: of the weights.
+        uneven: make attention sharp in some heads and flat in others, so that they need unequally many tokens.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(tiny_llama_config()).float().eval()
+        model = LlamaForCausalLM(tiny_llama_config()).float().eval()
+    if uneven:
+        for factor, layer in zip(UNEVEN, model.model.layers, strict=True):
+            weight = layer.self_attn.k_proj.weight.detach()
+            weight.mul_(torch.tensor(factor).repeat_interleave(len(weight) // len(factor))[:, None])
+    return model
 
 
-def save_tiny_llama(path: Path, seed: int = 0) -> Path:
+def save_tiny_llama(path: Path, seed: int = 0, uneven: bool = False) -> Path:
     """Write config, safetensors, generation config and a word-level tokenizer ("w4".."w127") under `path`.
 
     Returns:
         `path`.
     """
-    model = tiny_llama(seed)
+    model = tiny_llama(seed, uneven)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=3)
     model.save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)

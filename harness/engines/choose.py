@@ -50,6 +50,7 @@ def check_policy(config: HarnessConfig) -> None:
             check_environment()
         else:
             built = build_policy(policy.name, budget=policy.budget, block_size=block_size, options=policy.options)
+            built.for_model(config.model.num_layers, config.model.num_kv_heads)
             _warn_of_protection(built)
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -58,7 +59,7 @@ def check_policy(config: HarnessConfig) -> None:
 def _warn_of_protection(policy: "Policy") -> None:
     """Say so where a score hardly matters."""
     num_chosen = policy.budget - policy.protect_first - policy.protect_last
-    if policy.evicts and 2 * num_chosen < policy.budget:
+    if policy.takes_budget and 2 * num_chosen < policy.budget:
         print(
             f"warning: policy={policy.name} chooses at most {num_chosen} of policy.budget={policy.budget} tokens by "
             f"score: the first {policy.protect_first} and the last {policy.protect_last} always stay. "

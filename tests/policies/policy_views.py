@@ -53,7 +53,9 @@ def random_view(policy: Policy, phase: Phase, num_requests: int, num_extra: int,
 def shuffled(view: View, seed: int) -> tuple[View, torch.Tensor]:
     """The same residents in other slots, and the old slot of each new one."""
     order = torch.randperm(view.positions.shape[-1], generator=torch.Generator().manual_seed(seed))
-    per_slot = {name: getattr(view, name) for name in ("positions", "keys", "values", "attention_mass")}
+    per_slot = {
+        name: getattr(view, name) for name in ("positions", "keys", "values", "attention_mass", "squared_attention")
+    }
     return replace(view, **{name: x[:, :, order] for name, x in per_slot.items() if x is not None}), order
 
 
@@ -85,6 +87,7 @@ def _signals(policy, num_requests, num_tokens, generator):
         Signal.KEYS: {"keys": normal(NUM_HEADS, num_tokens, HEAD_SIZE).bfloat16()},
         Signal.VALUES: {"values": normal(NUM_HEADS, num_tokens, HEAD_SIZE).bfloat16()},
         Signal.ATTENTION_MASS: {"attention_mass": normal(NUM_HEADS, num_tokens).exp()},
+        Signal.SQUARED_ATTENTION: {"squared_attention": normal(NUM_HEADS, num_tokens).exp()},
         Signal.WINDOW_QUERIES: {"window_queries": normal(num_query_heads, policy.query_window, HEAD_SIZE).bfloat16()},
         Signal.QUERY_MOMENTS: {
             "query_mean": normal(num_query_heads, HEAD_SIZE),

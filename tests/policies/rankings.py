@@ -1,8 +1,10 @@
-"""Random candidates to split, and the rules of `policies.shares` and `policies.ragged_selection` in plain Python."""
+"""Random candidates to split, as tensors and as the reference engine's plain rows."""
 
 import torch
 from hypothesis import strategies as st
 
+from harness.engines.hf.selection import Entry
+from harness.engines.hf.splits import Candidates
 from policies import Phase, build_policy
 from policies.base import Ranking
 from policies.ragged_selection import rank
@@ -48,43 +50,14 @@ def _positions(length, num_tokens, num_seen, protect_first, generator):
     return torch.cat([kept, torch.zeros(num_tokens - int(length), dtype=torch.int64)])
 
 
-def rows_of(ranking: Ranking, request: int) -> list[list[list[tuple[bool, float, int]]]]:
-    """[layer][head] -> (protected, score, position) of each token."""
-    shape = ranking.lengths.shape
-    return [
+def candidates_of(ranking: Ranking, request: int) -> Candidates:
+    """One request as the reference sees it."""
+    rows = [
         [
-            list(
-                zip(
-                    ranking.protected[layer, request, head, :n].tolist(),
-                    ranking.scores[layer, request, head, :n].tolist(),
-                    ranking.positions[layer, request, head, :n].tolist(),
-                    strict=True,
-                )
-            )
-            for head in range(shape[2])
-            for n in [int(ranking.lengths[layer, request, head])]
+            sorted(map(Entry, *(x[layer, request, head, :n].tolist() for x in columns)), key=Entry.rank, reverse=True)
+            for head, n in enumerate(ranking.lengths[layer, request].tolist())
         ]
-        for layer in range(shape[0])
+        for columns in [(ranking.protected, ranking.scores, ranking.positions)]
+        for layer in range(len(ranking.lengths))
     ]
-
-
-def limits(row, ranking: Ranking) -> tuple[int, int]:
-    """By trying: the fewest pages that hold the protected tokens, the most that the row can fill."""
-    needed = sum(protected for protected, _, _ in row)
-    sizes = {pages: (pages - 1) * ranking.block_size + ranking.rest for pages in range(1, len(row) + 2)}
-    return (
-        min(pages for pages, size in sizes.items() if size >= needed),
-        max(pages for pages, size in sizes.items() if size <= len(row)),
-    )
-
-
-def give_pages(rows, worth, total: int, ranking: Ranking) -> list[int]:
-    """One page after the other to the row whose next page is worth most; `worth(row index, page index)`."""
-    bounds = [limits(row, ranking) for row in rows]
-    pages = [least for least, _ in bounds]
-    while sum(pages) < total:
-        open_rows = [index for index, (_, most) in enumerate(bounds) if pages[index] < most]
-        best = max(open_rows, key=lambda index: (worth(index, pages[index]), -pages[index], -index))
-        pages[best] += 1
-    assert sum(pages) == total
-    return pages
+    return Candidates(rows, ranking.mean_pages, ranking.rest, ranking.block_size)

@@ -1,11 +1,9 @@
 """The vectorised arithmetic of shares against plain Python, and its laws."""
 
-from functools import partial
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rankings import give_pages, limits, rankings, rows_of, some_policy
+from rankings import candidates_of, rankings, some_policy
 
 from policies import Phase
 from policies.ragged_selection import num_kept, rank, select_ragged
@@ -14,26 +12,14 @@ from policies.shares import best_tokens, mean_tokens, page_limits, split_by_best
 many = settings(max_examples=120, deadline=None)
 
 
-def _of_member(worth, request, members, rows, index, page):
-    return worth(request, *members[index], rows, page)
-
-
-def expected_pages(ranking, worth, over_layers):
-    """[layer][request][head] by `give_pages`; `worth(request, layer, head, rows, page)`."""
-    num_layers, num_requests, num_heads = ranking.lengths.shape
-    pages = torch.zeros(num_layers, num_requests, num_heads, dtype=torch.int64)
+def by_request(ranking, pages_of, over_layers):
+    """int64 [L, N, H] from `pages_of(request, candidates, layers)` for each group of layers that share."""
+    num_layers, num_requests, _ = ranking.lengths.shape
+    pages = torch.zeros(ranking.lengths.shape, dtype=torch.int64)
     for request in range(num_requests):
-        rows = rows_of(ranking, request)
-        groups = [range(num_layers)] if over_layers else [[layer] for layer in range(num_layers)]
-        for layers in groups:
-            members = [(layer, head) for layer in layers for head in range(num_heads)]
-            given_pages = give_pages(
-                [rows[layer][head] for layer, head in members],
-                partial(_of_member, worth, request, members, rows),
-                ranking.mean_pages * len(members),
-                ranking,
-            )
-            for (layer, head), count in zip(members, given_pages, strict=True):
+        candidates = candidates_of(ranking, request)
+        for layers in [range(num_layers)] if over_layers else [[layer] for layer in range(num_layers)]:
+            for (layer, head), count in pages_of(request, candidates, layers).items():
                 pages[layer, request, head] = count
     return pages
 
@@ -46,22 +32,28 @@ def test_wishes_are_met_as_plain_python_meets_them(ranking, seed, over_layers):
     generator = torch.Generator().manual_seed(seed)
     wishes = torch.randint(0, 60, ranking.lengths.shape, generator=generator).double() / 2
 
-    def worth(request, layer, head, rows, page):
-        return (wishes[layer, request, head].item() - ranking.rest) / ranking.block_size + 1 - page
+    def pages_of(request, candidates, layers):
+        return candidates.give_by_wishes(layers, wishes[:, request].tolist())
 
     found = split_by_wishes(ranking, wishes, over_layers=over_layers)
-    assert torch.equal(found, expected_pages(ranking, worth, over_layers))
+    assert torch.equal(found, by_request(ranking, pages_of, over_layers))
 
 
 @many
-@given(ranking=rankings())
-def test_best_pages_stay_as_plain_python_chooses_them(ranking):
-    def worth(request, layer, head, rows, page):
-        row = sorted(rows[layer][head], reverse=True)
-        protected, score, _ = row[ranking.rest + (page - 1) * ranking.block_size]
-        return float("inf") if protected else score
+@given(ranking=rankings(), over_layers=st.booleans())
+def test_best_pages_stay_as_plain_python_chooses_them(ranking, over_layers):
+    if not over_layers and not _layers_can_share(ranking):
+        return
 
-    assert torch.equal(split_by_best_page(ranking), expected_pages(ranking, worth, over_layers=True))
+    def pages_of(_, candidates, layers):
+        def worth(layer, head, page):
+            largest = candidates.rows[layer][head][candidates.size(page)]
+            return float("inf") if largest.protected else largest.score
+
+        return candidates.give(layers, worth)
+
+    found = split_by_best_page(ranking, over_layers=over_layers)
+    assert torch.equal(found, by_request(ranking, pages_of, over_layers))
 
 
 @many
@@ -70,11 +62,11 @@ def test_best_tokens_of_a_layer_are_counted_by_head(ranking, total):
     _, num_requests, num_heads = ranking.lengths.shape
     found = best_tokens(ranking, total)
     for request in range(num_requests):
-        for layer, heads in enumerate(rows_of(ranking, request)):
+        for layer, heads in enumerate(candidates_of(ranking, request).rows):
             tokens = [
-                (-float("inf") if protected else -score, place, head)
+                (-float("inf") if entry.protected else -entry.score, place, head)
                 for head, row in enumerate(heads)
-                for place, (protected, score, _) in enumerate(sorted(row, reverse=True))
+                for place, entry in enumerate(row)
             ]
             best = [head for _, _, head in sorted(tokens)[:total]]
             if len(tokens) >= total:
@@ -86,23 +78,24 @@ def test_best_tokens_of_a_layer_are_counted_by_head(ranking, total):
 def test_limits_of_a_row(ranking):
     least, most = page_limits(ranking)
     for request in range(ranking.lengths.shape[1]):
-        for layer, heads in enumerate(rows_of(ranking, request)):
+        candidates = candidates_of(ranking, request)
+        for layer, heads in enumerate(candidates.rows):
             for head, row in enumerate(heads):
-                assert (least[layer, request, head], most[layer, request, head]) == limits(row, ranking)
+                assert (least[layer, request, head], most[layer, request, head]) == candidates.limits(row)
 
 
 @many
 @given(ranking=rankings())
 def test_each_row_keeps_its_best(ranking):
-    pages = split_by_best_page(ranking)
+    pages = split_by_best_page(ranking, over_layers=True)
     counts, mask = num_kept(ranking, pages), select_ragged(ranking, pages)
     assert counts.float().mean(dim=(0, 2)).tolist() == [mean_tokens(ranking)] * counts.shape[1]
     for request in range(ranking.lengths.shape[1]):
-        for layer, heads in enumerate(rows_of(ranking, request)):
+        for layer, heads in enumerate(candidates_of(ranking, request).rows):
             for head, row in enumerate(heads):
-                kept = mask[layer, request, head].nonzero().flatten().tolist()
-                best = sorted(range(len(row)), key=row.__getitem__)[len(row) - int(counts[layer, request, head]) :]
-                assert kept == sorted(best)
+                kept = ranking.positions[layer, request, head][mask[layer, request, head]].tolist()
+                best = [entry.position for entry in row[: int(counts[layer, request, head])]]
+                assert sorted(kept) == sorted(best)
 
 
 def _layers_can_share(ranking):
@@ -154,12 +147,12 @@ def test_protected_tokens_hold_their_pages():
 
 def test_pages_change_layer_if_all_layers_share_one_total():
     scores = [[[0] * 12], [[5] * 11 + [6]], [[9] * 4 + [1] * 8]]
-    assert split_by_best_page(equal_rows(3, 1, 12, 8, scores)).flatten().tolist() == [1, 3, 2]
+    assert split_by_best_page(equal_rows(3, 1, 12, 8, scores), over_layers=True).flatten().tolist() == [1, 3, 2]
 
 
 def test_a_page_is_worth_its_largest_member():
     scores = [[[9] * 4 + [3, 0, 0, 0] + [0] * 4, [9] * 4 + [2] * 8, [9] * 4 + [1] * 4 + [0] * 4]]
-    assert split_by_best_page(equal_rows(1, 3, 12, 8, scores)).flatten().tolist() == [2, 3, 1]
+    assert split_by_best_page(equal_rows(1, 3, 12, 8, scores), over_layers=True).flatten().tolist() == [2, 3, 1]
 
 
 def test_nothing_waits_for_the_device():
@@ -168,6 +161,9 @@ def test_nothing_waits_for_the_device():
         **{k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in vars(ranking).items() if k != "order"}
     )
     wishes = torch.zeros(2, 1, 3, dtype=torch.float64, device="meta")
-    for pages in (split_by_best_page(meta), *(split_by_wishes(meta, wishes, over_layers=o) for o in (True, False))):
+    for pages in (
+        split_by_best_page(meta, over_layers=True),
+        *(split_by_wishes(meta, wishes, over_layers=o) for o in (True, False)),
+    ):
         assert select_ragged(meta, pages).device.type == "meta"
     assert best_tokens(meta, torch.zeros(2, 1, dtype=torch.int64, device="meta")).device.type == "meta"

@@ -20,7 +20,7 @@ def test_each_yaml_builds_the_defaults_and_names_every_option(path, block_size):
     assert conf["name"] == path.stem
     policy = build_policy(conf["name"], budget=conf["budget"], block_size=block_size, options=conf["options"])
     assert policy == build_policy(conf["name"], budget=conf["budget"], block_size=block_size)
-    assert conf["budget"] == (512 if policy.evicts else None)
+    assert conf["budget"] == (512 if policy.takes_budget else None)
     own = {field.name for field in fields(policy)} - {field.name for field in fields(Policy)}
     modes = {"prefill", "prefill_chunk"} if policy.evicts and len(policy.modes) > 1 else set()
     assert own | modes <= conf["options"].keys()

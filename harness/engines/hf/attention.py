@@ -75,18 +75,21 @@ def attend(
     outputs = []
     for head, queries, keys, values in zip(layer.heads, group_queries, key[0], value[0], strict=True):
         head.append(positions, keys, values)
-        outputs.append(_attend_head(head, queries, positions, scaling))
+        outputs.append(_attend_head(head, queries, positions, scaling, reference_cache.first_squared))
     return torch.cat(outputs).transpose(0, 1)[None].to(query.dtype), None
 
 
-def _attend_head(head: HeadCache, queries: torch.Tensor, positions: list[int], scaling: float) -> torch.Tensor:
-    """Attention of one group over one KV head; adds the probabilities to the head's attention mass.
+def _attend_head(
+    head: HeadCache, queries: torch.Tensor, positions: list[int], scaling: float, first_squared: int
+) -> torch.Tensor:
+    """Attention of one group over one KV head; adds the probabilities and their squares to the head's sums.
 
     Args:
         head: resident tokens, the queries' own included.
         queries: float32 [G, n, D].
         positions: position of each query.
         scaling: factor of the logits.
+        first_squared: position of the first query whose squares count.
 
     Returns:
         float32 [G, n, D].
@@ -102,5 +105,7 @@ def _attend_head(head: HeadCache, queries: torch.Tensor, positions: list[int], s
         logits = (block @ keys.T * scaling).masked_fill(future, float("-inf"))
         probabilities = logits.softmax(dim=-1)
         head.attention_mass = head.attention_mass + probabilities.sum(dim=(0, 1))
+        squares = probabilities[:, block_positions >= first_squared].square()
+        head.squared_attention = head.squared_attention + squares.sum(dim=(0, 1))
         outputs.append(probabilities @ values)
     return torch.cat(outputs, dim=1)

@@ -37,17 +37,19 @@ class HeadCache:
         positions: original position of the token in each slot.
         keys, values: [T, D], keys rotated by their original position.
         attention_mass: float32 [T], probability received from all queries of the group so far.
+        squared_attention: float32 [T], its squares, from the queries at `ReferenceCache.first_squared` and later.
     """
 
     positions: list[int]
     keys: torch.Tensor
     values: torch.Tensor
     attention_mass: torch.Tensor
+    squared_attention: torch.Tensor
 
     @classmethod
     def empty(cls, head_size: int) -> "HeadCache":
         """No token yet."""
-        return cls([], torch.empty(0, head_size), torch.empty(0, head_size), torch.empty(0))
+        return cls([], torch.empty(0, head_size), torch.empty(0, head_size), torch.empty(0), torch.empty(0))
 
     def append(self, positions: list[int], keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write new tokens, keys and values [n, D], into the slots after the last."""
@@ -56,6 +58,7 @@ class HeadCache:
         self.values = torch.cat([self.values.to(values), values])
         new_mass = torch.zeros(len(positions), device=keys.device)
         self.attention_mass = torch.cat([self.attention_mass.to(keys.device), new_mass])
+        self.squared_attention = torch.cat([self.squared_attention.to(keys.device), new_mass])
 
     def renumber(self, kept: Collection[int], rotary: Rotary) -> None:
         """Rotate the keys that stay by their place among those that stay, instead of among all."""
@@ -73,6 +76,7 @@ class HeadCache:
         self.keys = self.keys[order]
         self.values = self.values[order]
         self.attention_mass = self.attention_mass[order]
+        self.squared_attention = self.squared_attention[order]
 
 
 def slot_order_after(kept: Collection[int], phase: Phase) -> list[int]:
@@ -120,34 +124,39 @@ class ReferenceCache:
         layers: one cache an attention layer.
         num_prompt_tokens: length of the prompt.
         keep_queries: whether layers remember their queries.
+        first_squared: position of the first query whose squared attention is summed.
         num_seen: tokens attended so far, evicted ones too; the next position.
     """
 
     layers: list[LayerCache]
     num_prompt_tokens: int
     keep_queries: bool
+    first_squared: int = 0
     num_seen: int = 0
 
     @classmethod
-    def empty(cls, shape: CacheShape, num_prompt_tokens: int, keep_queries: bool) -> "ReferenceCache":
+    def empty(
+        cls, shape: CacheShape, num_prompt_tokens: int, keep_queries: bool, first_squared: int = 0
+    ) -> "ReferenceCache":
         """No token yet in any row."""
         layers = [
             LayerCache([HeadCache.empty(shape.head_size) for _ in range(shape.num_kv_heads)])
             for _ in range(shape.num_layers)
         ]
-        return cls(layers, num_prompt_tokens, keep_queries)
+        return cls(layers, num_prompt_tokens, keep_queries, first_squared)
 
     @property
     def num_resident(self) -> int:
-        """Tokens in each row.
+        """Tokens in a row, on average.
 
         Raises:
-            RuntimeError: rows differ in length, so some layer did not run through the reference attention.
+            RuntimeError: the average is no whole number, so some layer did not run through the reference attention.
         """
-        lengths = {len(head.positions) for layer in self.layers for head in layer.heads}
-        if len(lengths) != 1:
-            raise RuntimeError(f"layers hold different numbers of tokens: {sorted(lengths)}")
-        return lengths.pop()
+        lengths = [len(head.positions) for layer in self.layers for head in layer.heads]
+        mean, left_over = divmod(sum(lengths), len(lengths))
+        if left_over:
+            raise RuntimeError(f"layers hold different numbers of tokens: {sorted(set(lengths))}")
+        return mean
 
     def positions(self) -> list[list[list[int]]]:
         """Original positions by layer, KV head and slot."""

@@ -35,6 +35,7 @@ class ReferenceEngine:
 
         Raises:
             UserError: the model cannot be loaded.
+            ValueError: an option of the policy does not fit the model.
         """
         try:
             self._model = AutoModelForCausalLM.from_pretrained(model_path, revision=revision, dtype=dtype).eval()
@@ -42,7 +43,9 @@ class ReferenceEngine:
             raise UserError(
                 f"model.path={model_path} cannot be loaded ({error}). Give a folder with config.json and weights."
             ) from error
-        self._policy = policy or build_policy("full", budget=None, block_size=FULL_BLOCK_SIZE)
+        policy = policy or build_policy("full", budget=None, block_size=FULL_BLOCK_SIZE)
+        shape = CacheShape.of(self._model.config)
+        self._policy = policy.for_model(shape.num_layers, shape.num_kv_heads)
         self._bytes_per_block = self._count_block_bytes()
         self._usage: list[BlockUsageSample] = []
         self._records: list[EvictionRecord] = []
@@ -111,7 +114,7 @@ class ReferenceEngine:
             num_evictions=len(trace.decisions),
             num_evicted_tokens=sum(decision.num_resident_before - decision.num_keep for decision in trace.decisions),
             peak_resident_tokens=peak,
-            final_resident_tokens=len(trace.resident_positions[0][0]),
+            final_resident_tokens=_mean_length(trace.resident_positions),
             peak_blocks=self._num_blocks(peak),
         )
         self._records.append(record)
@@ -127,3 +130,9 @@ class ReferenceEngine:
         shape = CacheShape.of(self._model.config)
         num_numbers = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * self._policy.block_size
         return num_numbers * self._model.dtype.itemsize
+
+
+def _mean_length(rows: list[list[list[int]]]) -> int:
+    """Tokens that a layer and KV head holds on average."""
+    lengths = [len(positions) for heads in rows for positions in heads]
+    return sum(lengths) // len(lengths)

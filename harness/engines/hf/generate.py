@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from harness.engines.hf.attention import reference_attention
 from harness.engines.hf.cache import CacheShape, ReferenceCache
+from harness.engines.hf.ragged import choose_kept_ragged
 from harness.engines.hf.rotary import Rotary
 from harness.engines.hf.selection import choose_kept
 from harness.engines.hf.signals import build_view
@@ -25,11 +26,12 @@ class Decision:
     Attributes:
         phase: when it happened.
         num_seen: tokens attended before it.
-        num_resident_before, num_keep: tokens in each row before and after.
+        num_resident_before, num_keep: tokens in a row before and after, on average where rows differ.
         kept: sorted original positions that stayed, by layer and KV head.
-        scores: what they were chosen by, float32 [H or 1, T] a layer in slot order; a choice that another
-            implementation makes differently is a near-tie if its scores hardly differ.
-        positions: original position of each slot, int64 [H or 1, T] a layer.
+        scores: what they were chosen by, float32 [H or 1, T] a layer in slot order, or [T] a head where heads hold
+            unequally many; a choice that another implementation makes differently is a near-tie if its scores hardly
+            differ.
+        positions: original position of each slot, int64, likewise.
     """
 
     phase: Phase
@@ -37,13 +39,18 @@ class Decision:
     num_resident_before: int
     num_keep: int
     kept: list[list[list[int]]]
-    scores: list[torch.Tensor]
-    positions: list[torch.Tensor]
+    scores: list[torch.Tensor] | list[list[torch.Tensor]]
+    positions: list[torch.Tensor] | list[list[torch.Tensor]]
+
+    @property
+    def counts(self) -> list[list[int]]:
+        """Tokens that stayed, by layer and KV head."""
+        return [[len(positions) for positions in heads] for heads in self.kept]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward: when it ended, in seconds from the start, and how many tokens were resident in each row then."""
+    """One forward: when it ended, in seconds from the start, and how many tokens a row held then, on average."""
 
     end_s: float
     num_resident: int
@@ -164,7 +171,9 @@ class _Request:
         """Make an empty cache of the model's shape."""
         keep_queries = bool(self.policy.signals & QUERY_SIGNALS)
         shape = CacheShape.of(self.model.config)
-        self.cache = ReferenceCache.empty(shape, self.num_prompt_tokens, keep_queries)
+        self.policy = self.policy.for_model(shape.num_layers, shape.num_kv_heads)
+        first_squared = self.num_prompt_tokens - self.policy.query_window
+        self.cache = ReferenceCache.empty(shape, self.num_prompt_tokens, keep_queries, first_squared)
         if Signal.QUERY_MOMENTS in self.policy.signals or self.policy.cache_positions:
             self.rotary = Rotary.of(self.model, shape.head_size)
 
@@ -204,24 +213,45 @@ class _Request:
         return output.logits[0, -1].float()
 
     def evict(self, phase: Phase) -> None:
-        """Ask the policy how many tokens stay and which, and let the others go."""
+        """Ask the policy how many tokens stay and which, and let the others go; all may stay where the data decide."""
         num_resident = self.cache.num_resident
-        num_keep = self.policy.plan(phase, num_resident)
+        num_keep = self.policy.plan(phase, num_resident, self.cache.num_seen)
         if num_keep == num_resident:
             return
         start_s = time.perf_counter()
-        views = [
-            build_view(self.policy, self.cache, index, phase, self.rotary) for index in range(len(self.cache.layers))
-        ]
-        scores = [self.policy.score(view)[0] for view in views]
-        positions = [view.positions[0] for view in views]
-        kept_slots = choose_kept(self.policy, phase, scores, positions, self.cache.num_seen, num_keep)
+        choose = self._choose_ragged if self.policy.allocation == "ragged" else self._choose
+        scores, positions, kept_slots = choose(phase, num_keep)
         for layer, rows in zip(self.cache.layers, kept_slots, strict=True):
             for index, head in enumerate(layer.heads):
                 kept = rows[index if self.policy.per_head else 0]
                 if self.policy.cache_positions:
                     head.renumber(kept, self.rotary)
                 head.evict(kept, phase)
-        kept = [[sorted(positions) for positions in heads] for heads in self.cache.positions()]
-        self.decisions.append(Decision(phase, self.cache.num_seen, num_resident, num_keep, kept, scores, positions))
+        num_keep = self.cache.num_resident
+        if num_keep < num_resident:
+            kept = [[sorted(positions) for positions in heads] for heads in self.cache.positions()]
+            decision = Decision(phase, self.cache.num_seen, num_resident, num_keep, kept, scores, positions)
+            self.decisions.append(decision)
         self.eviction_s += time.perf_counter() - start_s
+
+    def _choose(self, phase: Phase, num_keep: int) -> tuple[list, list, list[list[set[int]]]]:
+        """Scores and positions by layer, and the slots that stay, where all rows keep equally many."""
+        views = [
+            build_view(self.policy, self.cache, index, phase, self.rotary) for index in range(len(self.cache.layers))
+        ]
+        scores = [self.policy.score(view)[0] for view in views]
+        positions = [view.positions[0] for view in views]
+        return scores, positions, choose_kept(self.policy, phase, scores, positions, self.cache.num_seen, num_keep)
+
+    def _choose_ragged(self, phase: Phase, num_keep: int) -> tuple[list, list, list[list[set[int]]]]:
+        """The same by layer and KV head, each of which is shown to the policy alone."""
+        scores = [
+            [
+                self.policy.score(build_view(self.policy, self.cache, index, phase, self.rotary, head))[0, 0]
+                for head in range(len(layer.heads))
+            ]
+            for index, layer in enumerate(self.cache.layers)
+        ]
+        positions = self.cache.positions()
+        kept = choose_kept_ragged(self.policy, phase, scores, positions, self.cache.num_seen, num_keep)
+        return scores, [[torch.tensor(p) for p in heads] for heads in positions], kept

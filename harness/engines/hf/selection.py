@@ -57,7 +57,7 @@ def choose_kept(
         ValueError: a score is not finite, or `num_keep` cannot be reached by whole blocks.
     """
     layers = [
-        [_row(policy, row_scores, row_positions, num_seen) for row_scores, row_positions in zip(s, p, strict=True)]
+        [row_of(policy, row_scores, row_positions, num_seen) for row_scores, row_positions in zip(s, p, strict=True)]
         for s, p in zip(_scores_of_rows(policy, scores, positions), (p.tolist() for p in positions), strict=True)
     ]
     if phase is Phase.DECODE and policy.shared_by_layers:
@@ -76,7 +76,7 @@ def _scores_of_rows(
     return [[[math.fsum(heads) / len(heads) for heads in zip(*s.tolist(), strict=True)]] for s in scores]
 
 
-def _row(policy: Policy, scores: list[float], positions: list[int], num_seen: int) -> Row:
+def row_of(policy: Policy, scores: list[float], positions: list[int], num_seen: int) -> Row:
     """Entries of one row.
 
     Raises:

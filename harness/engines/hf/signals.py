@@ -7,7 +7,14 @@ from harness.engines.hf.rotary import Rotary
 from policies.base import Phase, Policy, Signal, View
 
 
-def build_view(policy: Policy, cache: ReferenceCache, layer_index: int, phase: Phase, rotary: Rotary | None) -> View:
+def build_view(
+    policy: Policy,
+    cache: ReferenceCache,
+    layer_index: int,
+    phase: Phase,
+    rotary: Rotary | None,
+    head_index: int | None = None,
+) -> View:
     """One layer of the one request, with the signals that the policy asks for and no other.
 
     Args:
@@ -16,24 +23,30 @@ def build_view(policy: Policy, cache: ReferenceCache, layer_index: int, phase: P
         layer_index: which layer.
         phase: when the decision is made.
         rotary: only needed for `Signal.QUERY_MOMENTS`.
+        head_index: show this KV head and its group alone, as H = 1; None: all, which then hold equally many tokens.
 
     Returns:
         A view with N = 1.
     """
     layer = cache.layers[layer_index]
-    heads = layer.heads
+    heads = layer.heads if head_index is None else layer.heads[head_index : head_index + 1]
     rows = heads if policy.per_head else heads[:1]
-    device = heads[0].keys.device
     signals = {
         Signal.KEYS: lambda: {"keys": torch.stack([head.keys for head in heads])[None]},
         Signal.VALUES: lambda: {"values": torch.stack([head.values for head in heads])[None]},
         Signal.ATTENTION_MASS: lambda: {"attention_mass": torch.stack([head.attention_mass for head in heads])[None]},
-        Signal.WINDOW_QUERIES: lambda: {"window_queries": _window_queries(layer, policy.query_window)},
-        Signal.QUERY_MOMENTS: lambda: _query_moments(layer, policy.protect_first, cache.num_prompt_tokens, rotary),
+        Signal.SQUARED_ATTENTION: lambda: {
+            "squared_attention": torch.stack([head.squared_attention for head in heads])[None]
+        },
+        Signal.WINDOW_QUERIES: lambda: _window_queries(_queries(layer, head_index), policy.query_window),
+        Signal.QUERY_MOMENTS: lambda: _query_moments(
+            _queries(layer, head_index), policy.protect_first, cache.num_prompt_tokens, rotary
+        ),
     }
     fields = {}
     for signal in policy.signals:
         fields |= signals[signal]()
+    device = heads[0].keys.device
     return View(
         layer=layer_index,
         num_layers=len(cache.layers),
@@ -45,18 +58,25 @@ def build_view(policy: Policy, cache: ReferenceCache, layer_index: int, phase: P
     )
 
 
-def _window_queries(layer: LayerCache, window: int) -> torch.Tensor:
-    """The last `window` queries, [1, Q, W, D], oldest first."""
+def _queries(layer: LayerCache, head_index: int | None) -> torch.Tensor:
+    """All queries seen, or those of one KV head's group, [Q, n, D]."""
     queries = torch.cat(layer.queries, dim=1)
-    return queries[None, :, max(queries.shape[1] - window, 0) :]
+    return queries if head_index is None else queries.unflatten(0, (len(layer.heads), -1))[head_index]
 
 
-def _query_moments(layer: LayerCache, first: int, num_prompt_tokens: int, rotary: Rotary) -> dict[str, torch.Tensor]:
+def _window_queries(queries: torch.Tensor, window: int) -> dict[str, torch.Tensor]:
+    """The last `window` queries, [1, Q, W, D], oldest first."""
+    return {"window_queries": queries[None, :, max(queries.shape[1] - window, 0) :]}
+
+
+def _query_moments(
+    queries: torch.Tensor, first: int, num_prompt_tokens: int, rotary: Rotary
+) -> dict[str, torch.Tensor]:
     """Mean [1, Q, D] and covariance [1, Q, D, D] of the pre-RoPE queries seen so far, and inv_freq.
 
     Positions from `first` to the end of the prompt count. Both moments are zero while there is no such query.
     """
-    queries = torch.cat(layer.queries, dim=1)[:, first:num_prompt_tokens].float()
+    queries = queries[:, first:num_prompt_tokens].float()
     num_queries = queries.shape[1]
     positions = torch.arange(first, first + num_queries, device=queries.device)
     queries = rotary.undo(queries, positions)

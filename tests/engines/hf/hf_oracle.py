@@ -10,6 +10,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from harness.engines.hf.generate import ReferenceTrace
 
+Positions = list[list[list[int]]]
+"""By layer and KV head."""
+
 
 @dataclass(frozen=True)
 class MaskedForward:
@@ -27,20 +30,25 @@ class MaskedForward:
     rotated_queries: list[torch.Tensor]
 
 
-def forwards(trace: ReferenceTrace, num_prompt: int, chunk: int) -> list[tuple[int, int]]:
+def forwards(num_forwards: int, num_prompt: int, chunk: int) -> list[tuple[int, int]]:
     """First and last position (exclusive) of each forward: prompt chunks, then single tokens."""
     spans = [(start, min(start + chunk, num_prompt)) for start in range(0, num_prompt, chunk)]
-    return spans + [(num_prompt + step, num_prompt + step + 1) for step in range(len(trace.steps) - len(spans))]
+    return spans + [(num_prompt + step, num_prompt + step + 1) for step in range(num_forwards - len(spans))]
 
 
-def kept_masks(trace: ReferenceTrace, num_prompt: int, chunk: int) -> torch.Tensor:
+def kept_masks(
+    kept_after: dict[int, Positions], spans: list[tuple[int, int]], num_layers: int, num_heads: int
+) -> torch.Tensor:
     """Which key each query may see: bool [L, H, S, S].
 
     A forward's queries see what the last eviction kept, what was written since, and the past in their own chunk.
+
+    Args:
+        kept_after: tokens seen at an eviction -> positions that stayed, by layer and KV head.
+        spans: see `forwards`.
+        num_layers, num_heads: L and H.
     """
-    spans = forwards(trace, num_prompt, chunk)
-    num_layers, num_heads, size = len(trace.resident_positions), len(trace.resident_positions[0]), spans[-1][1]
-    kept_after = {decision.num_seen: decision.kept for decision in trace.decisions}
+    size = spans[-1][1]
     masks = torch.zeros(num_layers, num_heads, size, size, dtype=torch.bool)
     resident = torch.zeros(num_layers, num_heads, size, dtype=torch.bool)
     for start, end in spans:
@@ -49,7 +57,9 @@ def kept_masks(trace: ReferenceTrace, num_prompt: int, chunk: int) -> torch.Tens
         resident[:, :, start:end] = True
         if end in kept_after:
             resident[:] = False
-            resident.scatter_(-1, torch.tensor(kept_after[end]), True)
+            for layer, heads in enumerate(kept_after[end]):
+                for head, positions in enumerate(heads):
+                    resident[layer, head, positions] = True
     return masks
 
 
@@ -84,9 +94,25 @@ def masked_forward(
         trace: what the reference did with it.
         chunk: prompt tokens a forward; None = the whole prompt in one.
     """
-    masks = kept_masks(trace, len(prompt), chunk or len(prompt))
-    text = torch.tensor([(prompt + trace.token_ids)[: masks.shape[-1]]])
-    before = model.config._attn_implementation
+    kept_after = {decision.num_seen: decision.kept for decision in trace.decisions}
+    spans = forwards(len(trace.steps), len(prompt), chunk or len(prompt))
+    return forward_under(model, prompt + trace.token_ids, kept_after, spans)
+
+
+def forward_under(
+    model: PreTrainedModel, token_ids: list[int], kept_after: dict[int, Positions], spans: list[tuple[int, int]]
+) -> MaskedForward:
+    """What transformers computes for a text of which an engine, this one or another, kept these positions.
+
+    Args:
+        model: a Llama.
+        token_ids: prompt and answer; what no forward of `spans` attends is cut.
+        kept_after, spans: see `kept_masks`.
+    """
+    config = model.config
+    masks = kept_masks(kept_after, spans, config.num_hidden_layers, config.num_key_value_heads)
+    text = torch.tensor([token_ids[: masks.shape[-1]]])
+    before = config._attn_implementation
     model.set_attn_implementation("eager")
     with torch.no_grad(), layer_masks(model, masks) as projected:
         output = model(text, use_cache=False, output_attentions=True)

@@ -8,9 +8,10 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel, Qwe
 
 from harness.engines.hf.generate import ReferenceTrace, run_reference
 from policies.base import Phase, Policy
-from policies.registry import BUILT_IN, build_policy, policy_class
+from policies.registry import build_policy, policy_class
 from tests.engines.hf.hf_oracle import forwards, masked_forward
 from tests.engines.hf.recorder import Recorder
+from tests.policy_names import EQUAL
 from tests.tiny_llama import random_prompt, tiny_llama
 
 BLOCK = 8
@@ -113,7 +114,7 @@ def test_logits_equal_transformers_masked_to_the_kept_keys(model, policy):
     torch.testing.assert_close(trace.logits, oracle.logits[len(PROMPT) - 1 :], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in BUILT_IN if policy_class(name).evicts])
+@pytest.mark.parametrize("name", [name for name in EQUAL if policy_class(name).evicts])
 def test_every_built_in_policy_attends_to_its_kept_keys_only(model, name):
     small = {"window": BLOCK, "lag": BLOCK}
     options = {field.name: small[field.name] for field in fields(policy_class(name)) if field.name in small}
@@ -145,7 +146,7 @@ def test_chunks_without_eviction_equal_one_forward(model):
 
 def planned_residents(policy: Policy, trace: ReferenceTrace) -> list[int]:
     """Tokens resident after each forward, by the plan alone."""
-    spans = forwards(trace, len(PROMPT), chunk_of(policy))
+    spans = forwards(len(trace.steps), len(PROMPT), chunk_of(policy))
     residents = []
     kept = 0
     for start, end in spans:

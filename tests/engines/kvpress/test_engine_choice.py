@@ -125,3 +125,22 @@ def test_a_press_is_no_policy_of_another_engine(configure):
 def test_settings_of_vllm_have_no_silent_effect(configure, engine, setting):
     with pytest.raises(UserError, match=f"no effect with engine={engine}"):
         configure(f"engine={engine}", f"engine.{setting}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["policy=snapkv", "policy.budget=null"], "policy=snapkv needs policy.budget"),
+        (["policy=corm", "policy.budget=128"], "policy=corm lets the data decide, so policy.budget=128 has no effect"),
+        (["policy=head_classes"], "policy=head_classes needs policy.options.heads, a list of [layer, head]"),
+        (
+            ["policy=head_classes", "policy.options.heads=[[30,0]]"],
+            "policy.options.heads names [30, 0], but the model has 30 layers of 3 KV heads",
+        ),
+        (["policy=inverse_key_l2", "policy.options.skip_layers=30"], "skip_layers=30 is too large for a model of 30"),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_refused_before_a_model_is_loaded(configure, overrides, message):
+    with pytest.raises(UserError) as error:
+        check_policy(configure("engine=hf", *overrides))
+    assert message in str(error.value)

@@ -93,8 +93,9 @@ def test_every_other_policy_says_that_it_has_no_counterpart():
     others = set(BUILT_IN) - set(COUNTERPARTS) - {"full", "h2o"}
     assert "paged_eviction" in others
     for name in others:
+        budget = BUDGET if policy_class(name).takes_budget else None
         with pytest.raises(UserError, match=f"policy={name} has no counterpart in kvpress"):
-            press(name)
+            press_for(name, budget, BLOCK_SIZE, {})
 
 
 def test_a_press_is_named_by_its_class():

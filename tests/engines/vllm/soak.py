@@ -18,8 +18,8 @@ from harness.engines.vllm.arguments import EngineShape
 from harness.engines.vllm.llm import VllmEngine, sampling_params
 from harness.engines.vllm.scheduler import peak_resident_tokens
 from harness.engines.vllm.settings import CONFIG_KEY, EvictionSettings
-from policies import available_policies
 from tests.engines.vllm.live import assert_blocks_match_lengths, live_engine, runner_of, scheduler_of
+from tests.policy_names import EQUAL
 from tests.tiny_llama import random_prompt, save_tiny_llama
 
 BLOCK = 32
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     end, report, seed = time.monotonic() + arguments.minutes * 60, SoakReport(), arguments.seed
-    names = sorted(available_policies())
+    names = sorted(EQUAL)
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_llama(Path(folder) / "tiny")
         while time.monotonic() < end:

@@ -12,8 +12,8 @@ from harness.engines.contract import GenerationRequest
 from harness.engines.vllm.arguments import plugin_arguments, stock_arguments
 from harness.engines.vllm.llm import sampling_params
 from harness.engines.vllm.settings import EvictionSettings
-from policies import available_policies
 from tests.engines.vllm.live import make_asynchronous, run_live, scheduler_of
+from tests.policy_names import EQUAL
 from tests.tiny_llama import random_prompt
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -116,7 +116,7 @@ def run_in_other_processes(tmp_path, shape, settings, requests):
 
 
 OWN_PROCESS, TWO_RANKS = 1, 2
-EVICTING = [name for name in available_policies() if name != "full"]
+EVICTING = [name for name in EQUAL if name != "full"]
 
 
 @pytest.mark.slow

@@ -8,15 +8,15 @@ import torch
 from harness.engines.contract import GenerationRequest
 from harness.engines.hf.generate import Decision, run_reference
 from harness.engines.vllm.settings import EvictionSettings
-from policies import available_policies
 from tests.engines.vllm.live import run_live
+from tests.policy_names import EQUAL
 from tests.tiny_llama import random_prompt, tiny_llama
 
 BLOCK = 32
 NUM_NEW_TOKENS = 70
 NEAR_TIE = 1e-3
 
-DEFAULTS = {name: {} for name in available_policies()} | {"lagkv": {"lag": 24}}
+DEFAULTS = {name: {} for name in EQUAL} | {"lagkv": {"lag": 24}}
 VARIANTS = [
     ("paged_eviction_literal", {"decode_scope": "global"}),
     ("paged_eviction_literal", {"protect_first": 8, "protect_last": 16}),

@@ -9,14 +9,14 @@ from harness.engines.hf.generate import run_reference
 from harness.engines.vllm.arguments import EngineShape
 from harness.engines.vllm.settings import EvictionSettings
 from harness.models import load_tokenizer, prepare_embedded_model
-from policies import available_policies
 from tests.benchmarks.longbench.rows import needs_real_rows, real_rows
 from tests.engines.vllm.live import run_live
 from tests.engines.vllm.test_oracle import follows_reference
+from tests.policy_names import EQUAL
 
 BLOCK, CONTEXT = 32, 900
 DEFAULT = ("paged_eviction", "streaming_llm")
-REST = [name for name in available_policies() if name not in (*DEFAULT, "full")]
+REST = [name for name in EQUAL if name not in (*DEFAULT, "full")]
 
 pytestmark = [pytest.mark.slow, needs_real_rows]
 

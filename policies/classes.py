@@ -1,0 +1,62 @@
+"""Two classes of heads: some keep everything, the others the budget. Shared by the static policies.
+
+A row is one layer and KV head. A row of the second class keeps C tokens, the newest page as full as everywhere. The
+pool frees whole blocks only, a page of each row, so what is left of the last block stays with the second class.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from policies.base import Phase, Policy, Ranking
+from policies.shares import split_by_wishes
+
+Rows = Sequence[Sequence[bool]]
+"""By layer and KV head: whether it keeps everything."""
+
+
+def with_whole_rows(policy: Policy, whole: Rows) -> Policy:
+    """A copy that knows which rows of the model keep everything.
+
+    Raises:
+        ValueError: all rows do.
+    """
+    if all(map(all, whole)):
+        raise ValueError(f"policy={policy.name} leaves all heads whole, so nothing is evicted. Use policy=full.")
+    bound = object.__new__(type(policy))
+    vars(bound).update(vars(policy) | {"whole_rows": whole})
+    return bound
+
+
+class WholeRows:
+    """Plan and split of a policy, for the classes that `for_model` puts in `whole_rows`."""
+
+    whole_rows: Rows | None = None
+
+    def plan_classes(self, phase: Phase, num_resident: int, num_seen: int | None) -> int:
+        """Tokens that a row keeps on average, the whole ones all `num_seen`; in decode only when the newest is full.
+
+        Raises:
+            RuntimeError: the policy was not asked `for_model`.
+        """
+        if self.whole_rows is None:
+            raise RuntimeError(f"policy {self.name} is in use without for_model")
+        num_seen = num_resident if num_seen is None else num_seen
+        rest = (num_seen - 1) % self.block_size + 1
+        if phase is Phase.DECODE and rest < self.block_size:
+            return num_resident
+        flags = [flag for layer in self.whole_rows for flag in layer]
+        pages = (num_seen - rest) // self.block_size + 1
+        total = sum(pages if flag else min(pages, self.budget // self.block_size) for flag in flags)
+        mean_pages = -(-total // len(flags))
+        return min(num_resident, (mean_pages - 1) * self.block_size + rest)
+
+    def split_classes(self, ranking: Ranking) -> torch.Tensor:
+        """Everything, or C and what is left over: int64 [L, N, H]."""
+        budget = self.budget - self.block_size + ranking.rest
+        whole = torch.zeros_like(ranking.lengths, dtype=torch.bool)
+        for layer, flags in enumerate(self.whole_rows):
+            for head, flag in enumerate(flags):
+                whole[layer, :, head] = flag
+        wishes = ranking.lengths.double().where(whole, budget)
+        return split_by_wishes(ranking, wishes, over_layers=True)
