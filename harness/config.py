@@ -75,6 +75,10 @@ class BenchmarkConfig:
     revision: str | None = None
     tasks: list[str] | None = None
     limit: int | None = None
+    sample: int | None = None
+    lengths: list[int] | None = None
+    depths: int | None = None
+    haystack: str | None = None
     min_prompt_tokens: int | None = None
     max_prompt_tokens: int | None = None
     on_bad_row: str = "fail"

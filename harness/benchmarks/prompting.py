@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 from harness.benchmarks.longbench.prompts import official_template
 from harness.benchmarks.rows import Row
 from harness.benchmarks.tasks import TASKS, get_task
+from harness.benchmarks.tokens import Encoded, Span, cut_spans, encode_chat, encode_plain
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
-
-TEMPLATE_DATE = "26 Jul 2024"  # Llama 3.x templates write a date into the prompt: else, today's
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,8 @@ class Sample:
         stop_token_ids: the answer ends at any of these.
         min_new_tokens: tokens before which no stop token is accepted.
         prompt_sha256: SHA-256 (hex) of the rendered prompt text before cut and chat template.
+        needle_spans, value_spans: where `row.needles`, and the answers in them, lie in `prompt_token_ids`: first token
+            and the one after the last; none if a part of any was cut out.
     """
 
     sample_id: str
@@ -51,6 +52,8 @@ class Sample:
     stop_token_ids: tuple[int, ...]
     min_new_tokens: int
     prompt_sha256: str
+    needle_spans: tuple[Span, ...] = ()
+    value_spans: tuple[Span, ...] = ()
 
 
 def prompt_template(task_name: str) -> str:
@@ -141,9 +144,8 @@ def build_sample(
         UserError: `max_model_len` leaves no room for a prompt, or the chat template changes the user's text.
     """
     task = TASKS[row.task]
-    text = render(row)
-    chat_template = use_chat_template and task.chat_template and tokenizer.chat_template is not None
-    ids, start, end = _chat_tokens(text, tokenizer) if chat_template else _plain_tokens(text, tokenizer)
+    encoded = encode_row(row, tokenizer, use_chat_template)
+    ids, start, end = encoded.ids, encoded.start, encoded.end
     limit = max_model_len - task.max_new_tokens - (len(ids) - (end - start))
     if limit < 2:
         raise UserError(
@@ -152,6 +154,7 @@ def build_sample(
             f"{max_model_len - limit + 2}."
         )
     prompt_token_ids = ids[:start] + middle_cut(ids[start:end], limit) + ids[end:]
+    spans = cut_spans(encoded, len(ids) - len(prompt_token_ids))
     if task.stop_at_newline:
         stop_token_ids = (*stop_token_ids, tokenizer.encode("\n", add_special_tokens=False)[-1])
     return Sample(
@@ -161,11 +164,13 @@ def build_sample(
         prompt_token_ids=prompt_token_ids,
         num_prompt_tokens_before_cut=len(ids),
         truncated=len(prompt_token_ids) < len(ids),
-        chat_template=chat_template,
+        chat_template=_has_chat_template(row, tokenizer, use_chat_template),
         max_new_tokens=task.max_new_tokens,
         stop_token_ids=stop_token_ids,
         min_new_tokens=int(task.stop_at_newline),
-        prompt_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        prompt_sha256=hashlib.sha256(render(row).encode()).hexdigest(),
+        needle_spans=spans[: len(row.needles)],
+        value_spans=spans[len(row.needles) :],
     )
 
 
@@ -180,37 +185,18 @@ def middle_cut(token_ids: list[int], limit: int) -> list[int]:
     return token_ids[:half] + token_ids[-half:]
 
 
-def _plain_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int, int]:
-    """Return the ids of a prompt and the part that may be cut: all of it, a BOS at its head included, as in pred.py."""
-    ids = tokenizer(text, verbose=False).input_ids
-    return ids, 0, len(ids)
+def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, use_chat_template: bool = True) -> Encoded:
+    """Return the uncut prompt of a row; its spans are those of the needles, then those of the answers in them.
 
-
-def _chat_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int, int]:
-    """Return the ids of a prompt inside the chat template, and where the ids of the prompt itself start and end.
-
-    The whole text is tokenised at once, as a chat server does, and the prompt is found in it by character offsets; a
-    token across the border counts as the template's. A template may strip white space around the prompt. If the
-    tokenizer adds a BOS to plain text and the template has none, it is put in front, as pred.py does.
+    Raises:
+        UserError: the chat template changes the text.
     """
-    whole = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, date_string=TEMPLATE_DATE
-    )
-    prompt = text.strip()
-    first_char = whole.find(prompt)
-    if first_char < 0:
-        raise UserError(
-            f"the chat template of {tokenizer.name_or_path} changes the user's text, so its prompts cannot be cut. "
-            "Choose another model, or a tokenizer without a chat template."
-        )
-    last_char = first_char + len(prompt)
-    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    offsets = encoded.offset_mapping
-    start = next(index for index, (begin, _) in enumerate(offsets) if begin >= first_char)
-    end = len(offsets) - next(index for index, (_, stop) in enumerate(reversed(offsets)) if stop <= last_char)
-    ids = encoded.input_ids
-    added = tokenizer("").input_ids
-    if ids[: len(added)] != added:
-        ids = added + ids
-        start, end = start + len(added), end + len(added)
-    return ids, start, end
+    text = render(row)
+    encode = encode_chat if _has_chat_template(row, tokenizer, use_chat_template) else encode_plain
+    needles = [(text.index(needle), needle) for needle in row.needles]
+    values = [(at + needle.index(answer), answer) for (at, needle), answer in zip(needles, row.answers, strict=False)]
+    return encode(text, tokenizer, row.answer_prefix, [(at, at + len(part)) for at, part in needles + values])
+
+
+def _has_chat_template(row: Row, tokenizer: PreTrainedTokenizerBase, use_chat_template: bool) -> bool:
+    return use_chat_template and TASKS[row.task].chat_template and tokenizer.chat_template is not None

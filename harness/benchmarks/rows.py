@@ -16,10 +16,13 @@ class Row:
         context, input: the two texts that go into the prompt.
         answers: the gold answers; a prediction is scored by its best one.
         all_classes: every class of a classification task, else None.
-        length: words (English, code) or characters (Chinese) of input, context and answers, as published.
+        length: words (English, code) or characters (Chinese) of input, context and answers, as published; for RULER
+            and the needle grid the tokens of prompt and answer together that were asked for.
         language: as published ("en", "zh" or a programming language).
         where: "file:line" for messages; not part of the row's identity.
-        depth: where in the context the evidence lies, 0 (start) to 1 (end or `input`); only known for longbench_mini.
+        depth: where in the context the evidence lies, 0 (start) to 1 (end or `input`); None where not known.
+        answer_prefix: what stands before the answer already: after the chat template, or one space after the prompt.
+        needles: the parts of the context that hold the answers, as they stand there; none where not known.
     """
 
     row_id: str
@@ -32,6 +35,8 @@ class Row:
     language: str
     where: str = field(default="", compare=False)
     depth: float | None = None
+    answer_prefix: str = ""
+    needles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,5 +73,6 @@ def content_hash(rows: Iterable[Row]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         values = (row.row_id, row.task, row.context, row.input, row.answers, row.all_classes, row.length, row.language)
+        values += (row.answer_prefix,) if row.answer_prefix else ()
         digest.update(json.dumps(values).encode() + b"\n")
     return digest.hexdigest()

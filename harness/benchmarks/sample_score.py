@@ -3,14 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 
 from harness.benchmarks.longbench.edit_similarity import DEFAULT_EDIT_SIMILARITY
-from harness.benchmarks.longbench.metrics import METRICS
+from harness.benchmarks.longbench.metrics import METRICS as LONGBENCH_METRICS
 from harness.benchmarks.longbench.summary_rouge import summary_rouge
 from harness.benchmarks.longbench.text import is_blank
+from harness.benchmarks.ruler.metrics import holds
 from harness.benchmarks.task import Task
 from harness.benchmarks.tasks import get_task
 from harness.errors import UserError
+
+ALL_ANSWERS = "string_match_all"
+METRICS: dict[str, Callable[..., float]] = {**LONGBENCH_METRICS, ALL_ANSWERS: holds, "string_match_part": holds}
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class SampleScore:
     """Score of one sample.
 
     Attributes:
-        score: LongBench's metric, 0 to 1.
+        score: the task's metric, 0 to 1.
         empty: whether what is scored holds nothing but white space and full stops.
         extra: other measures of the same prediction by name, 0 to 1: the `rouge-score` package's values for English
             summaries, else none.
@@ -36,7 +41,7 @@ def score_sample(
     all_classes: list[str] | None,
     edit_similarity: str = DEFAULT_EDIT_SIMILARITY,
 ) -> SampleScore:
-    """Score one prediction as LongBench does.
+    """Score one prediction as its benchmark does: by the best answer, or with ALL_ANSWERS by the mean over them.
 
     Args:
         task_name: one of `harness.benchmarks.tasks.TASKS`.
@@ -54,8 +59,9 @@ def score_sample(
     if task.first_line_only:
         prediction = prediction.lstrip("\n").split("\n")[0]
     metric = _metric_function(task.metric, all_classes, edit_similarity)
+    combine = fmean if task.metric == ALL_ANSWERS else max
     return SampleScore(
-        score=max(metric(prediction, answer) for answer in answers),
+        score=combine(metric(prediction, answer) for answer in answers),
         empty=is_blank(prediction),
         extra=summary_rouge(prediction, answers) if task.metric == "rouge" else {},
     )

@@ -14,7 +14,10 @@ SYNTHETIC = "synthetic"
 CODE = "code"
 
 CATEGORIES = (SINGLE_DOC, MULTI_DOC, SUMMARISATION, FEW_SHOT, SYNTHETIC, CODE)
+RULER = "RULER"
+NEEDLE = "needle"
 OWN = "own tasks"
+_GENERATED = (RULER, NEEDLE)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -28,7 +31,7 @@ class Task:
         num_rows: rows of the whole test set.
         max_new_tokens: tokens to generate.
         metric: name of the metric, a row of `harness.benchmarks.longbench.metrics.METRICS`.
-        category: one of `CATEGORIES`; `OWN` for an own task.
+        category: one of `CATEGORIES`, RULER or NEEDLE; `OWN` for an own task.
         num_rows_e: rows of the task in LongBench-E, 0 when it is not part of it (task.md of the data set).
         language: "en", "zh" or "code"; Chinese tasks are left out of the average of English and code tasks.
         chat_template: whether a chat model gets its chat template around the prompt.
@@ -38,8 +41,8 @@ class Task:
             `{input}` for the two texts), which lm-eval holds; None for an own task.
         prompt_fix: (end as lm-eval has it, official end) where lm-eval's text lacks white space, else None.
         stop_at_newline: whether the answer also ends at a newline, after one token at least.
-        prompt: the prompt template of an own task, a text for `str.format` with the fields `{context}` and `{input}`;
-            None for LongBench's tasks.
+        prompt: the prompt template of a task that is not LongBench's, a text for `str.format` with the fields
+            `{context}` and `{input}`.
 
     Raises:
         UserError: an own task that cannot work, or a task that is neither LongBench's nor an own one.
@@ -68,8 +71,8 @@ class Task:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is not one of LongBench's, so that it carries its prompt with it."""
-        return self.prompt is not None
+        """Whether it belongs to none of the project's benchmarks."""
+        return self.category == OWN
 
     @property
     def in_longbench_e(self) -> bool:
@@ -83,7 +86,7 @@ def _check_own(task: Task, prompt: str) -> None:
             f"task {task.name!r} cannot be called so: a name holds letters, digits, '.', '_' and '-' only, and is not "
             "that of a category. Rename it."
         )
-    if task.category != OWN or task.num_rows_e:
+    if task.category not in (*_GENERATED, OWN) or task.num_rows_e:
         raise UserError(
             f"task {task.name} has a prompt of its own; category and num_rows_e are LongBench's. Remove them."
         )

@@ -9,14 +9,16 @@ import functools
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from harness.benchmarks.longbench.tasks import TABLE
-from harness.benchmarks.task import CATEGORIES, OWN, Task
+from harness.benchmarks.longbench.tasks import TABLE as LONGBENCH
+from harness.benchmarks.needle.tasks import TABLE as NEEDLE_GRID
+from harness.benchmarks.ruler.tasks import TABLE as RULER_13
+from harness.benchmarks.task import CATEGORIES, NEEDLE, OWN, RULER, Task
 from harness.errors import UserError
 
 ENTRY_POINT_GROUP = "kv_eviction.tasks"
 
-_ROWS: dict[str, Task] = {task.name: task for task in TABLE}
-ALL_CATEGORIES = (*CATEGORIES, OWN)
+_ROWS: dict[str, Task] = {task.name: task for task in (*LONGBENCH, *RULER_13, *NEEDLE_GRID)}
+ALL_CATEGORIES = (*CATEGORIES, RULER, NEEDLE, OWN)
 
 
 class _Tasks(Mapping[str, Task]):

@@ -114,5 +114,8 @@ def _prediction(sample: Sample, result: GenerationResult, tokenizer: "PreTrained
         finish_reason=result.finish_reason,
         ttft_s=result.ttft_s,
         e2e_s=result.e2e_s,
+        depth=row.depth,
+        needle_spans=[list(span) for span in sample.needle_spans] or None,
+        value_spans=[list(span) for span in sample.value_spans] or None,
         **asdict(result.eviction),
     )

@@ -7,18 +7,19 @@ its own folder again and goes on where it stopped.
 import contextlib
 import json
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.benchmarks.loading import LoadedBenchmark, load_benchmark
-from harness.benchmarks.prompting import iter_samples
+from harness.benchmarks.prompting import encode_row, iter_samples
 from harness.benchmarks.rows import Row
 from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import ScoringPool
 from harness.config import HarnessConfig, as_plain
 from harness.engines.choose import build_engine, check_policy, prepare_engine
+from harness.errors import UserError
 from harness.hardware import inference_device
 from harness.models import load_tokenizer, resolve_model
 from harness.report.metrics import run_metrics
@@ -172,7 +173,23 @@ def _load(config: HarnessConfig) -> LoadedBenchmark:
         on_bad_row=wanted.on_bad_row,
         longbench_e=wanted.longbench_e,
         seed=wanted.seed,
+        sample=wanted.sample,
+        lengths=wanted.lengths,
+        depths=wanted.depths,
+        haystack=wanted.haystack,
+        count_tokens=_token_counter(config) if wanted.lengths else None,
     )
+
+
+def _token_counter(config: HarnessConfig) -> Callable[[Row], int]:
+    """Count the tokens of a row's whole prompt by the tokenizer of the model."""
+    longest, room = max(config.benchmark.lengths), config.model.max_model_len
+    if longest > room:
+        raise UserError(
+            f"benchmark.lengths has {longest}, more than model.max_model_len={room}. Raise the one or lower the other."
+        )
+    tokenizer, _ = load_tokenizer(resolve_model(config.model), config.model.revision)
+    return lambda row: len(encode_row(replace(row, needles=()), tokenizer).ids)
 
 
 def _announcement(planned: PlannedRun) -> str:
@@ -181,6 +198,7 @@ def _announcement(planned: PlannedRun) -> str:
     return (
         f"policy={config.policy.name}{budget} model={config.model.name} benchmark={config.benchmark.name}: "
         f"{len(benchmark.rows)} rows of {len(benchmark.reports)} tasks, into {planned.folder}"
+        + "".join(f"\nnote: {note}" for note in benchmark.notes)
     )
 
 
@@ -191,6 +209,7 @@ def _data_record(benchmark: LoadedBenchmark) -> dict[str, Any]:
         "num_rows": len(benchmark.rows),
         "num_expected": {task: report.num_expected for task, report in reports.items()},
         "skipped": {task: report.skipped for task, report in reports.items() if report.skipped},
+        "notes": list(benchmark.notes),
         "files": {task: {"file": report.file, "sha256": report.sha256} for task, report in reports.items()},
     }
 

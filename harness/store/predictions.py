@@ -21,13 +21,16 @@ class Prediction:
     Attributes:
         sample_id: unique in the run; `row_id` is the data set's own id.
         prediction: the text as generated, leading spaces included, never cut.
-        length: LongBench's own length field (words or characters).
+        length: LongBench's own length field (words or characters); for RULER and the needle grid the tokens asked for.
         truncated: whether the middle of the prompt was cut out.
         score: official metric of this row, 0 to 1; `extra_scores` are other measures by name; `empty` tells whether
             what is scored holds nothing. All three are None until the session that made the sample has scored it.
         num_evictions, num_evicted_tokens, peak_resident_tokens, final_resident_tokens, peak_blocks, num_preemptions:
             what eviction did; tokens of one layer.
         ttft_s, e2e_s: seconds from arrival in the engine to the first token, to the end.
+        depth: where in the context the only needle lies, 0 (start) to 1 (end); None where not known.
+        needle_spans, value_spans: [first token, one after the last] in the prompt of each needle, and of the answer in
+            it; None where not known.
     """
 
     sample_id: str
@@ -54,6 +57,9 @@ class Prediction:
     score: float | None = None
     extra_scores: dict[str, float] | None = None
     empty: bool | None = None
+    depth: float | None = None
+    needle_spans: list[list[int]] | None = None
+    value_spans: list[list[int]] | None = None
 
 
 def read_predictions(folder: Path) -> list[Prediction]:

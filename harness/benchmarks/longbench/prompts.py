@@ -7,16 +7,13 @@ lack white space the official texts have; `Task.prompt_fix` restores it, and a S
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 from pathlib import Path
 
 import yaml
 
+from harness.benchmarks.lm_eval_files import REMEDY, tasks_folder
 from harness.benchmarks.task import Task
 from harness.errors import UserError
-
-LM_EVAL_VERSION = "0.4.13"
-_REMEDY = f"Run: pip install lm-eval=={LM_EVAL_VERSION}"
 
 
 class _DataLoader(yaml.SafeLoader):
@@ -33,22 +30,14 @@ def official_template(task: Task) -> str:
     Raises:
         UserError: lm-eval is not installed, or its text is not the official one.
     """
-    template = _official_text(task, _lm_eval_text(_templates_folder() / f"{task.name}.yaml"))
+    template = _official_text(task, _lm_eval_text(tasks_folder("longbench") / f"{task.name}.yaml"))
     digest = hashlib.sha256(template.encode()).hexdigest()
     if not digest.startswith(task.prompt_sha256):
         raise UserError(
             f"the prompt of {task.name} in lm-eval {importlib.metadata.version('lm-eval')} is not the official one "
-            f"(SHA-256 {digest[:16]}, wanted {task.prompt_sha256}). {_REMEDY}"
+            f"(SHA-256 {digest[:16]}, wanted {task.prompt_sha256}). {REMEDY}"
         )
     return template
-
-
-def _templates_folder() -> Path:
-    """Find lm-eval's LongBench files without importing lm-eval, which takes seconds."""
-    spec = importlib.util.find_spec("lm_eval")
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"lm-eval is not installed; the LongBench prompts are read from it. {_REMEDY}")
-    return Path(spec.submodule_search_locations[0]) / "tasks" / "longbench"
 
 
 def _lm_eval_text(path: Path) -> str:
@@ -57,7 +46,7 @@ def _lm_eval_text(path: Path) -> str:
         return settings["doc_to_text"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         version = importlib.metadata.version("lm-eval")
-        raise UserError(f"no prompt in {path} of lm-eval {version} ({error!r}). {_REMEDY}") from error
+        raise UserError(f"no prompt in {path} of lm-eval {version} ({error!r}). {REMEDY}") from error
 
 
 def _official_text(task: Task, text: str) -> str:

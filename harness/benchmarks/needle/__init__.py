@@ -1,0 +1,1 @@
+"""A needle grid: one number in filler, at every depth and length."""
