@@ -14,12 +14,15 @@ MAX_FUNCTION_LINES = 50
 ENGINES = {f"harness.engines.{name}" for name in ("choose", "vllm", "hf", "kvpress")}
 ENGINE_FREE = {"torch", "vllm"} | ENGINES
 COMMANDS = {"harness.run", "harness.report", "harness.bench", "harness.compare", "harness.score"}
+OTHER_BENCHMARKS = ("harness.benchmarks.ruler", "harness.benchmarks.needle", "harness.benchmarks.generated")
 # (who, must not import): a name stands for itself and for everything below it.
 FORBIDDEN = [
     ("policies", {"harness", "vllm", "hydra", "wandb", "omegaconf"}),
     ("harness.statistics", COMMANDS | ENGINE_FREE | {"harness.benchmarks", "harness.store", "harness.config"}),
     ("harness.benchmarks", COMMANDS | ENGINE_FREE | {"harness.store", "harness.config", "policies"}),
-    ("harness.benchmarks.longbench", {"harness.benchmarks.mini", "harness.benchmarks.loading"}),
+    ("harness.benchmarks.longbench", {"harness.benchmarks.loading", *OTHER_BENCHMARKS} | {"harness.benchmarks.mini"}),
+    ("harness.benchmarks.ruler", {"harness.benchmarks.tasks", "harness.benchmarks.longbench", *OTHER_BENCHMARKS[1:]}),
+    ("harness.benchmarks.needle", {"harness.benchmarks.tasks", "harness.benchmarks.longbench", OTHER_BENCHMARKS[0]}),
     ("harness.engines", COMMANDS | {"harness.benchmarks", "harness.store", "harness.tracking"}),
     ("harness.engines.vllm", {"harness.config", "harness.engines.hf", "harness.engines.kvpress"}),
     ("harness.engines.hf", {"vllm", "harness.config", "harness.engines.vllm", "harness.engines.kvpress"}),

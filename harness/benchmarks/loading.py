@@ -70,38 +70,61 @@ def load_benchmark(
     Raises:
         UserError: settings that do not go together, or rows that cannot be had; see `load_rows`.
     """
+    making = Making(lengths, limit, depths, haystack, None if path is None else Path(path).expanduser(), seed)
     if source in TASKS_OF:
-        if sample is not None:
-            raise UserError(f"benchmark.sample={sample}: rows of {source} are random already. Use benchmark.limit.")
-        making = Making(lengths, limit, depths, haystack, None if path is None else Path(path).expanduser(), seed)
-        made, made_reports, notes = make_rows(source, tasks, making, count_tokens)
-        return LoadedBenchmark(made, made_reports, content_hash(made), tuple(notes))
-    if lengths is not None or depths is not None or haystack is not None:
-        raise UserError(
-            f"benchmark.lengths={lengths}, depths={depths} and haystack={haystack} have no effect with "
-            f"benchmark.source={source}. Use benchmark=ruler or benchmark=needle."
-        )
+        return _made_to_length(source, tasks, making, sample, count_tokens)
+    _check_sampling(source, making, sample)
     if tasks is None:
         tasks = LONGBENCH_E_TASKS if longbench_e else tuple(PUBLISHED)
     _check_settings(source, path, revision, tasks, limit, on_bad_row, longbench_e)
-    rows: list[Row] = []
-    reports: dict[str, LoadReport] = {}
     folder = None
     if source != "mini":
         folder = Path(path).expanduser() if path is not None else download_archive(revision)
+    rows: list[Row] = []
+    reports: dict[str, LoadReport] = {}
     for name in (name for name in TASKS if name in tasks):
-        if folder is None:
-            task_rows = generate(name, limit, seed)
-            report = LoadReport(len(task_rows), len(task_rows), [], "longbench_mini", content_hash(task_rows))
-        else:
-            rows_file = find_rows_file(folder, f"{name}_e" if longbench_e else name)
-            task_rows, report = load_rows(rows_file, TASKS[name], limit, on_bad_row, longbench_e)
+        task_rows, report = _rows_of(name, folder, limit, on_bad_row, longbench_e, seed)
         if sample is not None:
             task_rows = _drawn(task_rows, sample, seed)
             report = replace(report, num_rows=len(task_rows))
         rows += task_rows
         reports[name] = report
     return LoadedBenchmark(rows, reports, _content_hash(rows, reports))
+
+
+def _rows_of(
+    task: str, folder: Path | None, limit: int | None, on_bad_row: str, longbench_e: bool, seed: int
+) -> tuple[list[Row], LoadReport]:
+    """The rows of one task of LongBench, or an own one; generated ones without a folder."""
+    if folder is None:
+        rows = generate(task, limit, seed)
+        return rows, LoadReport(len(rows), len(rows), [], "longbench_mini", content_hash(rows))
+    rows_file = find_rows_file(folder, f"{task}_e" if longbench_e else task)
+    return load_rows(rows_file, TASKS[task], limit, on_bad_row, longbench_e)
+
+
+def _made_to_length(
+    source: str,
+    tasks: Sequence[str] | None,
+    making: Making,
+    sample: int | None,
+    count_tokens: Callable[[Row], int] | None,
+) -> LoadedBenchmark:
+    if sample is not None:
+        raise UserError(f"benchmark.sample={sample}: rows of {source} are random already. Use benchmark.limit.")
+    rows, reports, notes = make_rows(source, tasks, making, count_tokens)
+    return LoadedBenchmark(rows, reports, content_hash(rows), tuple(notes))
+
+
+def _check_sampling(source: str, making: Making, sample: int | None) -> None:
+    for key in ("lengths", "depths", "haystack"):
+        if getattr(making, key) is not None:
+            raise UserError(
+                f"benchmark.{key}={getattr(making, key)} has no effect with benchmark.source={source}. "
+                "Use benchmark=ruler or benchmark=needle."
+            )
+    if sample is not None and sample < 1:
+        raise UserError(f"benchmark.sample={sample} must be at least 1, or null for all rows.")
 
 
 def _drawn(rows: Sequence[Row], number: int, seed: int) -> list[Row]:

@@ -22,6 +22,7 @@ from harness.engines.choose import build_engine, check_policy, prepare_engine
 from harness.errors import UserError
 from harness.hardware import inference_device
 from harness.models import load_tokenizer, resolve_model
+from harness.needles import write_needles
 from harness.report.metrics import run_metrics
 from harness.report.tables import print_run, write_summary_csv
 from harness.run.answering import Prompting, answer_rows, submit
@@ -228,6 +229,7 @@ def _session(folder: Path, manifest: Manifest) -> Iterator[SessionRecord]:
         metrics = run_metrics(finished, read_predictions(folder))
         write_json(folder / METRICS, metrics)
         write_summary_csv(folder / SUMMARY, finished, metrics)
+        write_needles(folder)
         write_manifest(folder, finished)
     except KeyboardInterrupt:
         _record_end(folder, record.end("interrupted"))

@@ -60,11 +60,13 @@ class SweepCallback(Callback):
 
     folder: ClassVar[Path | None] = None
     overwrites: ClassVar[bool] = False
+    results: ClassVar[Path | None] = None
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
         """Remember the sweep, and forget the claims of an earlier one in the same folder."""
         SweepCallback.folder = Path(config.hydra.sweep.dir)
         SweepCallback.overwrites = bool(config.overwrite)
+        SweepCallback.results = Path(config.results_dir)
         shutil.rmtree(SweepCallback.folder / CLAIMS, ignore_errors=True)
 
 
@@ -102,12 +104,26 @@ def conclude(folder: Path) -> bool:
     outcomes = read_outcomes(folder)
     _print_table(outcomes)
     counts = Counter(outcome.status for outcome in outcomes.values())
+    if SweepCallback.results is not None:
+        _print_ranking([SweepCallback.results / o.run_id for o in outcomes.values() if o.score is not None])
     print(f"{len(outcomes)} jobs: {', '.join(f'{n} {status}' for status, n in counts.items())}. Sweep folder {folder}")
     left = [o.command for o in outcomes.values() if o.status in ("failed", "interrupted") and o.command]
     if left:
         anew = " with overwrite=false" if SweepCallback.overwrites else ""
         print(f"to go on, the same sweep again{anew}, or:", *left, sep="\n  ")
     return all(outcome.status in ("ok", "skipped") for outcome in outcomes.values())
+
+
+def _print_ranking(folders: list[Path]) -> None:
+    """Where a sweep is over retrieval tasks or over seeds, print its policies, best first."""
+    from harness.report.ranking import has_repeats, is_retrieval, rank, ranking_text, verdict
+
+    folders = list(dict.fromkeys(folders))
+    if not folders or not (is_retrieval(folders) or has_repeats(folders)):
+        return
+    ranked = rank(folders)
+    print(f"\n{ranking_text(ranked)}")
+    print(f"{verdict(ranked)}\n" if is_retrieval(folders) else "")
 
 
 def _read(path: Path) -> Outcome:

@@ -6,6 +6,7 @@ their punctuation (nltk's data would have to be fetched), and keys are drawn fro
 without first sorting the six million.
 """
 
+import functools
 import math
 import re
 import string
@@ -97,6 +98,7 @@ class _Pairs(Sequence[str]):
         return f"{self._first[first]}-{self._second[second]}"
 
 
+@functools.cache
 def _word_categories() -> dict[str, list[str]]:
     import wonderwords
 
@@ -186,14 +188,12 @@ def _variable_tracking(length: int, dice: Dice, count_text: Callable[[str], int]
 
 
 def _common_words(length: int, dice: Dice) -> Drawer:
-    import wonderwords
-
     module = take(
         "cwe_utils.py",
         ["CONFIG", "TEMPLATE", "r", "WORDS", "get_example", "generate_input_output"],
         random=dice,
         RNG=dice,
-        wonderwords=wonderwords,
+        wonderwords=SimpleNamespace(RandomWord=lambda: SimpleNamespace(_categories=_word_categories())),
     )
 
     def draw(size: int, index: int) -> Draw:
