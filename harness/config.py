@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from harness.budget import FULL_CACHE_POLICY, check_budget, warn_of_idle_policy
 from harness.errors import UserError
 from harness.hardware import cuda_gpus, inference_device
 
@@ -19,7 +20,6 @@ CPU_BLOCK_MULTIPLE = 32
 GPU_BLOCK_MULTIPLE = 16
 CPU_KV_CACHE_GIB = 4.0
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
-FULL_CACHE_POLICY = "full"
 ENGINES_WITHOUT_POOL = ("hf", "kvpress")
 KEYS_OF_ALL_ENGINES = ("name", "block_size")
 EXECUTOR_BACKENDS = ("mp", "ray")
@@ -193,9 +193,9 @@ def to_dataclass(config: DictConfig) -> HarnessConfig:
     harness.policy = _fill_policy(harness.policy)
     _check_engine(harness.engine)
     _check_executor(harness.engine)
-    _check_budget(harness.policy, harness.engine)
+    check_budget(harness.policy.name, harness.policy.budget, harness.engine.block_size)
     _check_tracker(harness.tracker)
-    _warn_of_idle_policy(harness)
+    warn_of_idle_policy(harness.policy.name, harness.policy.budget, harness.model.max_model_len)
     return harness
 
 
@@ -272,30 +272,3 @@ def _check_tracker(tracker: TrackerConfig) -> None:
         raise UserError(f"tracker.name={tracker.name} is unknown. Use {' or '.join(TRACKERS)}.")
     if tracker.name == "wandb" and tracker.mode not in TRACKER_MODES:
         raise UserError(f"tracker.mode={tracker.mode} is unknown. Use {' or '.join(TRACKER_MODES)}.")
-
-
-def _warn_of_idle_policy(harness: HarnessConfig) -> None:
-    budget, longest = harness.policy.budget, harness.model.max_model_len
-    if budget is not None and budget >= longest:
-        print(
-            f"warning: policy.budget={budget} holds all of model.max_model_len={longest} tokens: "
-            f"policy={harness.policy.name} never evicts.",
-            file=sys.stderr,
-        )
-
-
-def _check_budget(policy: PolicyConfig, engine: EngineConfig) -> None:
-    if policy.name == FULL_CACHE_POLICY or policy.budget is None:  # the policy itself says whether it needs one
-        return
-    block = engine.block_size
-    if policy.budget < 2 * block:
-        raise UserError(
-            f"policy.budget={policy.budget} is less than two blocks of engine.block_size={block}. "
-            f"Use {2 * block} or more."
-        )
-    if policy.budget % block:
-        below = policy.budget // block * block
-        raise UserError(
-            f"policy.budget={policy.budget} is not a multiple of engine.block_size={block}. "
-            f"Use {below} or {below + block}."
-        )

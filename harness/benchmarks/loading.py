@@ -80,16 +80,11 @@ def load_benchmark(
     folder = None
     if source != "mini":
         folder = Path(path).expanduser() if path is not None else download_archive(revision)
-    rows: list[Row] = []
-    reports: dict[str, LoadReport] = {}
-    for name in (name for name in TASKS if name in tasks):
-        task_rows, report = _rows_of(name, folder, limit, on_bad_row, longbench_e, seed)
-        if sample is not None:
-            task_rows = _drawn(task_rows, sample, seed)
-            report = replace(report, num_rows=len(task_rows))
-        rows += task_rows
-        reports[name] = report
-    return LoadedBenchmark(rows, reports, _content_hash(rows, reports))
+    read = {name: _rows_of(name, folder, limit, on_bad_row, longbench_e, seed) for name in TASKS if name in tasks}
+    if sample is not None:
+        read = {name: _drawn(rows, report, sample, seed) for name, (rows, report) in read.items()}
+    rows = [row for task_rows, _ in read.values() for row in task_rows]
+    return LoadedBenchmark(rows, {name: report for name, (_, report) in read.items()}, _content_hash(rows, read))
 
 
 def _rows_of(
@@ -127,10 +122,10 @@ def _check_sampling(source: str, making: Making, sample: int | None) -> None:
         raise UserError(f"benchmark.sample={sample} must be at least 1, or null for all rows.")
 
 
-def _drawn(rows: Sequence[Row], number: int, seed: int) -> list[Row]:
+def _drawn(rows: Sequence[Row], report: LoadReport, number: int, seed: int) -> tuple[list[Row], LoadReport]:
     """So many of the rows, drawn by task and seed, in their own order; all if there are no more."""
     chosen = Random(f"sample/{rows[0].task}/{seed}").sample(range(len(rows)), min(number, len(rows)))
-    return [rows[index] for index in sorted(chosen)]
+    return [rows[index] for index in sorted(chosen)], replace(report, num_rows=len(chosen))
 
 
 def _content_hash(rows: Sequence[Row], tasks: Iterable[str]) -> str:
