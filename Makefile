@@ -14,6 +14,8 @@ RUNS ?= results/runs
 STAMP := $(VENV)/.setup-$(EXTRA)
 UV := $(shell command -v uv || echo $(BIN)/uv)
 CPU_TORCH := $(if $(PIP_FIND_LINKS),$(foreach place,$(PIP_FIND_LINKS),--find-links $(place)),--torch-backend cpu)
+# kvpress goes in without its requirements, which are older than vLLM's; the two that it imports are an extra
+KVPRESS := kvpress==0.5.5
 OPTIONS_cpu := $(CPU_TORCH) --override .ci/cpu-overrides.txt
 
 PARALLEL_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=10
@@ -32,13 +34,14 @@ $(STAMP): pyproject.toml .ci/cpu-overrides.txt
 	@for other in $(filter-out $(STAMP),$(wildcard $(VENV)/.setup-*)); do echo "removing $(VENV) of $$other"; rm -rf $(VENV); done
 	@[[ -x $(BIN)/python ]] || if command -v uv >/dev/null; then uv venv --python "$(PYTHON)" $(VENV); else "$(PYTHON)" -m venv $(VENV); fi
 	@[[ -x "$(UV)" ]] || $(BIN)/python -m pip install --quiet uv
-	"$(UV)" pip install --python $(BIN)/python $(OPTIONS_$(EXTRA)) -e ".[$(EXTRA),dev]"
+	"$(UV)" pip install --python $(BIN)/python $(OPTIONS_$(EXTRA)) -e ".[$(EXTRA),kvpress,dev]"
+	"$(UV)" pip install --python $(BIN)/python --no-deps $(KVPRESS)
 	$(BIN)/python -m harness.models
 	@touch $@
 
 PEER := .venv-kvpress
 PEER_STAMP := $(PEER)/.setup-$(EXTRA)
-PEER_PACKAGES := kvpress==0.5.5 transformers==5.2.0 torch==2.13.0
+PEER_PACKAGES := $(KVPRESS) transformers==5.2.0 torch==2.13.0
 
 setup-kvpress: $(PEER_STAMP) ## .venv-kvpress, where engine=kvpress runs: kvpress needs an older transformers than vLLM
 

@@ -8,6 +8,7 @@ import difflib
 import importlib
 from dataclasses import fields
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from policies.base import Policy, check_choice
@@ -16,6 +17,7 @@ ENTRY_POINT_GROUP = "kv_eviction.policies"
 
 BUILT_IN = {
     "ada_kv": "policies.ada_kv:AdaKV",
+    "cascading": "policies.cascading:Cascading",
     "chunkkv": "policies.chunkkv:ChunkKV",
     "corm": "policies.corm:CORM",
     "expected_attention": "policies.expected_attention:ExpectedAttention",
@@ -25,6 +27,7 @@ BUILT_IN = {
     "inverse_key_l2": "policies.inverse_key_l2:InverseKeyL2",
     "keydiff": "policies.keydiff:KeyDiff",
     "kv_compress": "policies.kv_compress:KVCompress",
+    "kvpress": "policies.kvpress:Kvpress",
     "lagkv": "policies.lagkv:LagKV",
     "mix_attention": "policies.mix_attention:MixAttention",
     "paged_eviction": "policies.paged_eviction:PagedEviction",
@@ -36,6 +39,8 @@ BUILT_IN = {
     "tova": "policies.tova:TOVA",
 }
 
+NEEDS = {"kvpress": "kvpress"}
+"""Policy -> an optional package without which it cannot be built."""
 
 KINDS = {
     bool: ("true or false", bool),
@@ -47,7 +52,7 @@ KINDS = {
 
 def available_policies() -> dict[str, str]:
     """Name -> "module:Class" of every policy that can be used here."""
-    return {**_third_party(), **BUILT_IN}
+    return {name: cls for name, cls in _all_policies().items() if name not in NEEDS or find_spec(NEEDS[name])}
 
 
 def policy_class(name: str) -> type[Policy]:
@@ -56,7 +61,7 @@ def policy_class(name: str) -> type[Policy]:
     Raises:
         ValueError: unknown name, the message lists the known ones, the closest first; or a name taken twice.
     """
-    available = available_policies()
+    available = _all_policies()
     if name in BUILT_IN and name in (third_party := _third_party()):
         raise ValueError(
             f"policy.name={name} is built in, and {third_party[name]} is registered by it too. Rename that."
@@ -101,6 +106,10 @@ def build_policy(name: str, *, budget: int | None, block_size: int, options: dic
     elif budget is None:
         raise ValueError(f"policy={name} needs policy.budget, in tokens, a multiple of {block_size}.")
     return cls(budget=budget, block_size=block_size, **options)
+
+
+def _all_policies() -> dict[str, str]:
+    return {**_third_party(), **BUILT_IN}
 
 
 def _third_party() -> dict[str, str]:

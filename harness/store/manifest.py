@@ -26,6 +26,7 @@ RECORDED_PACKAGES = (
     "tokenizers",
     "numpy",
     "datasets",
+    "kvpress",
     "hydra-core",
     "lm-eval",
     "rouge",

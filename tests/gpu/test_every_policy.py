@@ -14,7 +14,12 @@ from tests.policy_names import EQUAL
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT_WINDOWS = {"snapkv": {"window": 16}, "chunkkv": {"window": 16}, "lagkv": {"lag": 16}}
+SHORT_WINDOWS = {
+    "snapkv": {"window": 16},
+    "chunkkv": {"window": 16},
+    "lagkv": {"lag": 16},
+    "cascading": {"protect_first": 4},
+}
 POLICIES = {name: SHORT_WINDOWS.get(name, {}) for name in sorted(EQUAL)}
 
 

@@ -262,6 +262,27 @@ INVALID = [
     ("head_classes", {"share": 2}, r"share=2 is too large\. Use 1 or less"),
     ("mix_attention", {"full_every": 1}, r"full_every=1 is too small\. Use 2 or more"),
     ("corm", {}, r"policy=corm lets the data decide, so policy\.budget=160 has no effect\. Remove it"),
+    ("kvpress", {"press": "SnapKV"}, r"press=SnapKV is unknown.*Did you mean SnapKVPress\?"),
+    ("kvpress", {"press": "CriticalKVPress"}, r"press=CriticalKVPress cannot be a policy: it needs the weights"),
+    (
+        "kvpress",
+        {"press": "SnapKVPress", "arguments": {"window": 8}},
+        r"arguments=\{'window': 8\} do not fit SnapKVPress",
+    ),
+    (
+        "kvpress",
+        {"press": "SnapKVPress", "arguments": {"window_size": 160}},
+        r"window_size=160 is too large for policy",
+    ),
+    ("kvpress", {"press": "RandomPress"}, r"RandomPress with seed=None is refused: it draws"),
+    (
+        "kvpress",
+        {"press": "CURPress", "arguments": {"use_random_leverage": True}},
+        r"use_random_leverage=True is refused",
+    ),
+    ("kvpress", {"arguments": {"compression_ratio": 0.5}}, r"compression_ratio follows from policy\.budget"),
+    ("kvpress", {"press": "torch:Tensor"}, r"press=torch:Tensor is no ScorerPress"),
+    ("kvpress", {"press": "no.such:Press"}, r"press=no\.such:Press is unknown \(No module named 'no'\)"),
     ("lagkv", {"lag": 157}, r"lag=157 is too large for policy\.budget=160\. Use 156 or less"),
     ("lagkv", {"prefill": "chunked"}, r"policy=lagkv\. Use after"),
     ("paged_eviction", {"decode_scope": "head"}, r"decode_scope=head .*layer, global"),
@@ -293,8 +314,10 @@ def test_an_impossible_budget_is_refused(name):
 
 
 def test_policies_import_only_torch_and_the_standard_library():
-    allowed = {"torch", "policies", *sys.stdlib_module_names}
+    """kvpress is imported where one of its presses is built."""
     for path in Path(policies.__file__).parent.glob("*.py"):
+        optional = {"kvpress"} if path.name == "kvpress_presses.py" else set()
+        allowed = {"torch", "policies", *sys.stdlib_module_names, *optional}
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []

@@ -59,7 +59,7 @@ def test_an_unknown_name_lists_the_known_ones_and_the_closest():
 
 
 def test_a_name_like_no_other_gets_no_guess():
-    with pytest.raises(ValueError, match=r"policy\.name=zzz is unknown\. Known policies: ada_kv, chunkkv, "):
+    with pytest.raises(ValueError, match=r"policy\.name=zzz is unknown\. Known policies: ada_kv, cascading, chunkkv, "):
         build_policy("zzz", budget=64, block_size=16)
 
 

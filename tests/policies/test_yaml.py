@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from policies import Policy, build_policy
+from policies import Policy, available_policies, build_policy
 from policies.registry import BUILT_IN
 
 BUDGET, BLOCK = 160, 16
@@ -17,6 +17,8 @@ CONF = Path(__file__).parents[2] / "conf" / "policy"
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_each_yaml_builds_the_defaults_and_names_every_option(path, block_size):
     conf = OmegaConf.to_container(OmegaConf.load(path))
+    if path.stem not in available_policies():
+        pytest.skip(f"needs {path.stem} (make setup)")
     assert conf["name"] == path.stem
     policy = build_policy(conf["name"], budget=conf["budget"], block_size=block_size, options=conf["options"])
     assert policy == build_policy(conf["name"], budget=conf["budget"], block_size=block_size)

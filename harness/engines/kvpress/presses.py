@@ -66,6 +66,9 @@ COUNTERPARTS = {
     ),
     "inverse_key_l2": Counterpart(lambda policy: {"name": "KnormPress"}),
     "keydiff": Counterpart(lambda policy: {"name": "KeyDiffPress"}),
+    "kvpress": Counterpart(
+        lambda policy: {**policy.arguments, "name": policy.press}, translated=("press", "arguments")
+    ),
     "lagkv": Counterpart(
         lambda policy: {"name": "LagKVPress", "n_sink": policy.protect_first, "lag_size": policy.lag},
         ("protect_first", "lag"),

@@ -116,8 +116,9 @@ def test_logits_equal_transformers_masked_to_the_kept_keys(model, policy):
 
 @pytest.mark.parametrize("name", [name for name in EQUAL if policy_class(name).evicts])
 def test_every_built_in_policy_attends_to_its_kept_keys_only(model, name):
-    small = {"window": BLOCK, "lag": BLOCK}
+    small = {"window": BLOCK, "lag": BLOCK, "num_caches": 3}
     options = {field.name: small[field.name] for field in fields(policy_class(name)) if field.name in small}
+    options |= {"protect_first": 4} if name == "cascading" else {}
     trace = run_reference(model, build_policy(name, budget=BUDGET, block_size=BLOCK, options=options), PROMPT, 12)
     assert trace.decisions[0].phase is Phase.PREFILL_END
     oracle = masked_forward(model, PROMPT, trace)

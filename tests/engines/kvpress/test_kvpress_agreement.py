@@ -39,6 +39,21 @@ SAME = {
     "tova": {"protect_last": 1},
     "streaming_llm": {},
     "streaming_llm-16-sinks": {"protect_first": 16},
+} | {
+    f"kvpress-{press}": {"press": press, "arguments": arguments}
+    for press, arguments in {
+        "CURPress": {},
+        "CapPress": {},
+        "ExpectedAttentionPress": {"epsilon": 0.01},
+        "KeyDiffPress": {},
+        "KnormPress": {},
+        "LagKVPress": {"lag_size": 32},
+        "ObservedAttentionPress": {},
+        "RandomPress": {"seed": 1},
+        "SnapKVPress": {},
+        "StreamingLLMPress": {},
+        "TOVAPress": {},
+    }.items()
 }
 DECODES_UNTOUCHED = "snapkv"
 """Evicts nothing while decoding, like every press; the other policies go on."""
@@ -87,6 +102,7 @@ def assert_same_choice(decision: Decision, positions: list[list[list[int]]], pol
                 assert abs(row[position].item() - cutoff) <= TIE * abs(cutoff), (layer, head, position)
             num_kept += len(our_row)
             num_differing += len(ties) // 2
+    print(f"{policy.name} {getattr(policy, 'press', '')}: {num_differing} of {num_kept} places differ, in ties")
     assert num_differing <= num_kept / 100
 
 

@@ -24,8 +24,8 @@ from tests.tiny_llama import random_prompt, save_tiny_llama
 
 BLOCK = 32
 MAX_MODEL_LEN = 512
-SMALL = {"lagkv": {"lag": 24}, "snapkv": {"window": 16}, "chunkkv": {"window": 16}}
-CHUNKED = {"paged_eviction", "streaming_llm", "random", "inverse_key_l2", "keydiff", "h2o", "tova"}
+SMALL = {"lagkv": {"lag": 24}, "cascading": {"protect_first": 4}, "snapkv": {"window": 16}, "chunkkv": {"window": 16}}
+CHUNKED = {"cascading", "paged_eviction", "streaming_llm", "random", "inverse_key_l2", "keydiff", "h2o", "tova"}
 
 
 @dataclass(frozen=True)

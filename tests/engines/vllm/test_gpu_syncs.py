@@ -30,7 +30,7 @@ COPIES = {"aten::to", "aten::_to_copy", "aten::copy_"}
 NUM_LAYERS, NUM_BLOCKS, NUM_HEADS, GROUP, BLOCK, HEAD_SIZE = 3, 64, 2, 2, 16, 32
 NUM_BEFORE = 5 * BLOCK
 WIDE = 1000  # blocks of a row of the table, as many as the longest context needs
-OPTIONS = {"snapkv": {"window": 8}, "chunkkv": {"window": 8}, "lagkv": {"lag": 16}}
+OPTIONS = {"snapkv": {"window": 8}, "chunkkv": {"window": 8}, "lagkv": {"lag": 16}, "cascading": {"protect_first": 4}}
 VARIANTS = [
     *((name, {}) for name in sorted(EQUAL) if name != "full"),
     ("paged_eviction", {"decode_scope": "global"}),

@@ -116,6 +116,7 @@ def run_in_other_processes(tmp_path, shape, settings, requests):
 
 
 OWN_PROCESS, TWO_RANKS = 1, 2
+SMALL = {"lagkv": {"lag": 24}, "cascading": {"protect_first": 4}}
 EVICTING = [name for name in EQUAL if name != "full"]
 
 
@@ -130,7 +131,7 @@ EVICTING = [name for name in EQUAL if name != "full"]
 )
 def test_other_processes_and_two_ranks_give_the_same_text(shape, requests, tmp_path, name, num_ranks):
     """A choice shared by all heads averages its scores over the ranks; the others choose per head on each rank."""
-    settings = EvictionSettings(name, budget=64, options={"lag": 24} if name == "lagkv" else {})
+    settings = EvictionSettings(name, budget=64, options=SMALL.get(name, {}))
     expected = run_live(shape, settings, requests)
     found = run_in_other_processes(tmp_path, replace(shape, tensor_parallel_size=num_ranks), settings, requests)
     assert found["texts"] == expected.texts()

@@ -16,7 +16,7 @@ BLOCK = 32
 NUM_NEW_TOKENS = 70
 NEAR_TIE = 1e-3
 
-DEFAULTS = {name: {} for name in EQUAL} | {"lagkv": {"lag": 24}}
+DEFAULTS = {name: {} for name in EQUAL} | {"lagkv": {"lag": 24}, "cascading": {"protect_first": 4}}
 VARIANTS = [
     ("paged_eviction_literal", {"decode_scope": "global"}),
     ("paged_eviction_literal", {"protect_first": 8, "protect_last": 16}),
@@ -35,6 +35,11 @@ VARIANTS = [
     ("tova", {"granularity": "block"}),
     ("tova", {"prefill": "chunked", "prefill_chunk": 64, "value_weighted": True}),
     ("chunkkv", {"value_weighted": True}),
+    ("cascading", {"protect_first": 4, "choice": "attention", "prefill": "chunked", "prefill_chunk": 96}),
+    ("cascading", {"protect_first": 4, "position_mode": "cache"}),
+    ("kvpress", {"press": "SnapKVPress", "arguments": {"window_size": 16}}),
+    ("kvpress", {"press": "ExpectedAttentionPress", "arguments": {"epsilon": 0.01}}),
+    ("kvpress", {"press": "ObservedAttentionPress"}),
 ]
 CASES = [
     *((name, options, budget) for name, options in DEFAULTS.items() for budget in (2 * BLOCK, 8 * BLOCK)),
