@@ -7,7 +7,7 @@ import torch
 
 from policies.base import Phase, Policy, Unit
 
-SCORE_BITS = 14
+SCORE_BITS = 18
 
 
 def reduce_heads(policy: Policy, scores: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,11 @@ class BlockUsageSample:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Memory and work of a whole run, read from the engine's own pool, not from a formula."""
+    """Memory and work of a whole run, read from the engine's own pool, not from a formula.
+
+    Attributes:
+        score_bits: significant bits at which scores of tokens were compared; None if another implementation chose.
+    """
 
     block_size: int
     num_blocks: int
@@ -93,6 +97,7 @@ class EngineStats:
     num_preemptions: int
     eviction_time_s: float
     block_usage: list[BlockUsageSample] = field(default_factory=list)
+    score_bits: int | None = None
 
 
 class Engine(Protocol):

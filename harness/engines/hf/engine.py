@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from harness.engines.contract import BlockUsageSample, EngineStats, EvictionRecord, GenerationRequest, GenerationResult
 from harness.engines.hf.cache import CacheShape
 from harness.engines.hf.generate import ReferenceTrace, run_reference
+from harness.engines.hf.selection import SCORE_BITS
 from harness.errors import UserError
 from policies.base import Policy
 from policies.registry import build_policy
@@ -94,6 +95,7 @@ class ReferenceEngine:
             num_preemptions=0,
             eviction_time_s=self._eviction_s,
             block_usage=list(self._usage),
+            score_bits=SCORE_BITS,
         )
 
     def close(self) -> None:

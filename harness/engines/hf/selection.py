@@ -11,7 +11,7 @@ import torch
 
 from policies.base import Phase, Policy, Unit
 
-SCORE_BITS = 14
+SCORE_BITS = 18
 
 
 class Entry(NamedTuple):

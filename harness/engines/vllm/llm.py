@@ -16,6 +16,7 @@ from harness.engines.contract import BlockUsageSample, EngineStats, EvictionReco
 from harness.engines.vllm.arguments import EngineShape, eviction_arguments
 from harness.engines.vllm.settings import CONFIG_KEY, EvictionSettings
 from harness.engines.vllm.trace import read_trace
+from policies.selection import SCORE_BITS
 
 WAITING_PER_SEQUENCE = 2
 
@@ -82,6 +83,7 @@ class VllmEngine:
             num_preemptions=last.num_preemptions if last else 0,
             eviction_time_s=max(self.llm_engine.collective_rpc("eviction_seconds")),
             block_usage=[BlockUsageSample(step.t_s, step.blocks, step.running, step.prefilling) for step in changes],
+            score_bits=SCORE_BITS,
         )
 
     def close(self) -> None:
