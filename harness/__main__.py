@@ -11,7 +11,8 @@ from types import FrameType
 import hydra
 from omegaconf import DictConfig
 
-from harness.config import register_schema
+from harness.config import HarnessConfig, register_schema
+from harness.config_keys import composition_errors_named, with_open_keys
 from harness.run.launching import EXIT_FAILED, EXIT_INTERRUPTED
 from harness.run.sweep import SweepCallback, conclude
 
@@ -32,9 +33,11 @@ def entry_point() -> None:
     """Run Hydra's command line and exit with the right code."""
     register_schema()
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.argv[1:] = with_open_keys(sys.argv[1:])
     interrupted = False
     try:
-        main()
+        with composition_errors_named(HarnessConfig):
+            main()
     except KeyboardInterrupt:
         interrupted = True
     finally:

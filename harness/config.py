@@ -1,30 +1,20 @@
-"""The configuration: its schema, and the checks that need no model, no data and no GPU.
+"""The configuration: its schema, and reading what Hydra composed on top of it.
 
 Hydra composes `conf/` on top of these dataclasses, so a wrong key or type is refused by name. They are not frozen,
-because OmegaConf would then refuse every override; treat them as read-only after `to_dataclass`.
+because OmegaConf would then refuse every override; treat them as read-only after `harness.config_checks.to_dataclass`.
 """
 
-import sys
-from dataclasses import asdict, dataclass, field, fields, replace
-from importlib.util import find_spec
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from harness.budget import FULL_CACHE_POLICY, check_budget, warn_of_idle_policy
+from harness.config_keys import refuse_unknown_keys
 from harness.errors import UserError
-from harness.hardware import cuda_gpus, inference_device
 
-CPU_BLOCK_MULTIPLE = 32
-GPU_BLOCK_MULTIPLE = 16
-CPU_KV_CACHE_GIB = 4.0
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 ENGINES_WITHOUT_POOL = ("hf", "kvpress")
-KEYS_OF_ALL_ENGINES = ("name", "block_size")
-EXECUTOR_BACKENDS = ("mp", "ray")
-TRACKERS = ("none", "wandb")
-TRACKER_MODES = ("online", "offline")
 Schema = TypeVar("Schema")
 
 
@@ -168,8 +158,9 @@ def read_composed(config: DictConfig, schema: type[Schema]) -> Schema:
     """A composed configuration as an object of its schema, its values complete but unchecked.
 
     Raises:
-        UserError: a key without a value.
+        UserError: a key that the schema does not know, or one without a value.
     """
+    refuse_unknown_keys(config, schema)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise UserError(f"no value for {', '.join(missing)}. Give each as key=value.")
@@ -179,96 +170,6 @@ def read_composed(config: DictConfig, schema: type[Schema]) -> Schema:
     return composed
 
 
-def to_dataclass(config: DictConfig) -> HarnessConfig:
-    """Turn a composed configuration into checked plain dataclasses, device defaults filled in.
-
-    Raises:
-        UserError: a key without a value, or values that do not fit together.
-    """
-    harness = read_composed(config, HarnessConfig)
-    if harness.model.dtype not in BYTES_OF_DTYPE:
-        raise UserError(f"model.dtype={harness.model.dtype} is unknown. Use {', '.join(BYTES_OF_DTYPE)}.")
-    _check_unused(harness.engine)
-    harness.engine = _fill_engine(harness.engine)
-    harness.policy = _fill_policy(harness.policy)
-    _check_engine(harness.engine)
-    _check_executor(harness.engine)
-    check_budget(harness.policy.name, harness.policy.budget, harness.engine.block_size)
-    _check_tracker(harness.tracker)
-    warn_of_idle_policy(harness.policy.name, harness.policy.budget, harness.model.max_model_len)
-    return harness
-
-
 def as_plain(config: HarnessConfig) -> dict[str, Any]:
     """The configuration as nested dictionaries of plain values."""
     return asdict(config)
-
-
-def _check_unused(engine: EngineConfig) -> None:
-    """Refuse settings of vLLM's engine where another one runs."""
-    if engine.name not in ENGINES_WITHOUT_POOL:
-        return
-    for setting in fields(engine):
-        value = getattr(engine, setting.name)
-        if setting.name not in KEYS_OF_ALL_ENGINES and value != setting.default:
-            raise UserError(f"engine.{setting.name}={value} has no effect with engine={engine.name}. Remove it.")
-
-
-def _fill_engine(engine: EngineConfig) -> EngineConfig:
-    on_cpu = inference_device() == "cpu"
-    block_size = engine.block_size or (CPU_BLOCK_MULTIPLE if on_cpu else GPU_BLOCK_MULTIPLE)
-    if engine.name in ENGINES_WITHOUT_POOL:
-        return replace(engine, block_size=block_size)
-    kv_cache_gib = engine.kv_cache_gib
-    if kv_cache_gib is None and engine.num_kv_blocks is None and on_cpu:
-        kv_cache_gib = CPU_KV_CACHE_GIB
-    in_process = on_cpu if engine.in_process is None else engine.in_process
-    return replace(engine, block_size=block_size, kv_cache_gib=kv_cache_gib, in_process=in_process)
-
-
-def _fill_policy(policy: PolicyConfig) -> PolicyConfig:
-    if policy.name != FULL_CACHE_POLICY or policy.budget is None:
-        return policy
-    print(f"warning: policy=full ignores policy.budget={policy.budget}.", file=sys.stderr)
-    return replace(policy, budget=None)
-
-
-def _check_engine(engine: EngineConfig) -> None:
-    device = inference_device()
-    multiple = CPU_BLOCK_MULTIPLE if device == "cpu" else GPU_BLOCK_MULTIPLE
-    if engine.block_size is None or engine.block_size % multiple or engine.block_size <= 0:
-        raise UserError(
-            f"engine.block_size={engine.block_size} is not a positive multiple of {multiple}, "
-            f"as vLLM needs on {device}. Use {multiple} or {2 * multiple}."
-        )
-    for key in ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "kv_cache_gib", "tensor_parallel_size"):
-        value = getattr(engine, key)
-        if value is not None and value <= 0:
-            raise UserError(f"engine.{key}={value} is not positive. Use 1 or more.")
-    if engine.num_kv_blocks is not None and engine.kv_cache_gib is not None:
-        raise UserError(
-            f"engine.num_kv_blocks={engine.num_kv_blocks} and engine.kv_cache_gib={engine.kv_cache_gib} both set the "
-            "size of the KV pool. Give one of them."
-        )
-    if device == "cuda" and engine.tensor_parallel_size > len(cuda_gpus()):
-        raise UserError(
-            f"engine.tensor_parallel_size={engine.tensor_parallel_size}, but only {len(cuda_gpus())} CUDA GPUs "
-            "can be used here. Lower it."
-        )
-
-
-def _check_executor(engine: EngineConfig) -> None:
-    backend = engine.distributed_executor_backend
-    if backend not in (None, *EXECUTOR_BACKENDS):
-        raise UserError(
-            f"engine.distributed_executor_backend={backend} is unknown. Use {' or '.join(EXECUTOR_BACKENDS)}, or null."
-        )
-    if backend == "ray" and find_spec("ray") is None:
-        raise UserError("engine.distributed_executor_backend=ray needs the package ray. Install it on every machine.")
-
-
-def _check_tracker(tracker: TrackerConfig) -> None:
-    if tracker.name not in TRACKERS:
-        raise UserError(f"tracker.name={tracker.name} is unknown. Use {' or '.join(TRACKERS)}.")
-    if tracker.name == "wandb" and tracker.mode not in TRACKER_MODES:
-        raise UserError(f"tracker.mode={tracker.mode} is unknown. Use {' or '.join(TRACKER_MODES)}.")

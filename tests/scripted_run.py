@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_module
 
-from harness.config import HarnessConfig, register_schema, to_dataclass
+from harness.config import HarnessConfig, register_schema
+from harness.config_checks import to_dataclass
 from harness.store.predictions import Prediction, read_predictions
 
 COMMAND = "python -m harness"

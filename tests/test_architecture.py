@@ -15,6 +15,7 @@ ENGINES = {f"harness.engines.{name}" for name in ("choose", "vllm", "hf", "kvpre
 ENGINE_FREE = {"torch", "vllm"} | ENGINES
 COMMANDS = {"harness.run", "harness.report", "harness.bench", "harness.compare", "harness.score"}
 OTHER_BENCHMARKS = ("harness.benchmarks.ruler", "harness.benchmarks.needle", "harness.benchmarks.generated")
+ABOVE_CONFIG = COMMANDS | ENGINE_FREE | {"transformers", "harness.benchmarks", "harness.store", "policies"}
 # (who, must not import): a name stands for itself and for everything below it.
 FORBIDDEN = [
     ("policies", {"harness", "vllm", "hydra", "wandb", "omegaconf"}),
@@ -32,10 +33,10 @@ FORBIDDEN = [
     ("harness.run", {"vllm", "harness.bench", "harness.__main__"}),
     ("harness.bench", {"vllm", "harness.run", "harness.report", "harness.benchmarks"}),
     ("harness.report", ENGINE_FREE | {"transformers", "harness.run", "policies"}),
-    ("harness.config", COMMANDS | ENGINE_FREE | {"transformers", "harness.benchmarks", "harness.store", "policies"}),
+    *((f"harness.{name}", ABOVE_CONFIG) for name in ("config", "config_checks", "config_keys")),
 ]
 HEAVY = {"torch", "vllm", "wandb", "transformers", "pandas", "datasets", "matplotlib"}
-START_UP = ("__main__", "config", "errors", "hardware")
+START_UP = ("__main__", "config", "config_checks", "config_keys", "errors", "hardware")
 FOREIGN_PLACES = re.compile(
     r"(?<![\w./])/(?:root|home|opt|work)/(?!\.\.\.)|https?://\S*(?:/simple\b|/whl\b|\.whl\b|packages/)"
 )

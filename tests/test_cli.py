@@ -115,7 +115,7 @@ def test_a_mistake_ends_in_one_line_before_a_run_folder_exists(harness, tmp_path
 def test_an_unknown_policy_lists_the_known_ones(harness):
     done = harness("policy=paged")
     assert done.returncode == 1
-    assert "Could not find 'policy/paged'" in done.stderr
+    assert "policy=paged is not an option of policy." in done.stderr
     assert "paged_eviction" in done.stderr
     assert "Traceback" not in done.stderr
 

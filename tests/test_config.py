@@ -7,7 +7,9 @@ from hydra import compose, initialize_config_module
 from hydra.errors import ConfigCompositionException
 
 import conf
-from harness.config import HarnessConfig, register_schema, to_dataclass
+from harness.config import HarnessConfig, register_schema
+from harness.config_checks import to_dataclass
+from harness.config_keys import nearest, with_open_keys, without_pluses
 from harness.errors import UserError
 
 CONF = Path(conf.__file__).parent
@@ -17,7 +19,7 @@ OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONF /
 
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch):
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
 
 
 def composed(*overrides: str) -> HarnessConfig:
@@ -105,9 +107,58 @@ def test_the_full_cache_says_that_it_ignores_a_budget(capsys):
 
 
 def test_block_size_on_a_gpu_may_be_16(monkeypatch):
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cuda")
-    monkeypatch.setattr("harness.config.cuda_gpus", lambda: (("H200", 140.0),))
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cuda")
+    monkeypatch.setattr("harness.config_checks.cuda_gpus", lambda: (("H200", 140.0),))
     engine = composed().engine
     assert (engine.block_size, engine.kv_cache_gib, engine.in_process) == (16, None, False)
     with pytest.raises(UserError, match="but only 1 CUDA GPUs"):
         composed("engine.tensor_parallel_size=2")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+policy.buget=256", "policy.buget is not a key. Did you mean policy.budget?"),
+        ("+polcy=snapkv", "polcy is not a key. Did you mean policy?"),
+        ("+engine.max_seqs=4", "engine.max_seqs is not a key. Did you mean engine.max_num_seqs?"),
+        ("++benchmark.limt=4", "benchmark.limt is not a key. Did you mean benchmark.limit?"),
+        ("+max_num_seqs=4", "max_num_seqs is not a key. Did you mean engine.max_num_seqs?"),
+        ("+xyzzy=4", "xyzzy is not a key. `--help`"),
+    ],
+)
+def test_an_added_key_that_nobody_reads_is_refused_with_the_nearest(override, message):
+    with pytest.raises(UserError) as error:
+        composed(override)
+    assert message in str(error.value)
+
+
+def test_unknown_keys_of_a_file_of_one_s_own_are_refused(tmp_path):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "sticky.yaml").write_text("name: streaming_llm\nbudgt: 512\n")
+    with pytest.raises(ConfigCompositionException):
+        composed(f"hydra.searchpath=[file://{tmp_path}]", "policy=sticky")
+
+
+def test_options_of_a_policy_are_left_to_the_policy():
+    assert composed("policy=snapkv", "+policy.options.prefill=after").policy.options["prefill"] == "after"
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("pagedeviction", ["chunkkv", "paged_eviction"], "paged_eviction"),
+        ("llama-3.1-8b", ["llama3.1-8b", "smollm2-135m"], "llama3.1-8b"),
+        ("mistral", ["chunkkv"], None),
+    ],
+)
+def test_the_nearest_name(name, known, meant):
+    assert nearest(name, known) == meant
+
+
+def test_an_option_needs_no_plus():
+    assert with_open_keys(["policy.options.prefill=x", "policy.budget=64"]) == [
+        "++policy.options.prefill=x",
+        "policy.budget=64",
+    ]
+    assert without_pluses("++policy.options.prefill=x") == "policy.options.prefill=x"
+    assert without_pluses("+policy.budget=64") == "+policy.budget=64"

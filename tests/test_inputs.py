@@ -33,7 +33,7 @@ NASTY = {
 @pytest.fixture
 def start(byte_model, tmp_path, monkeypatch):
     """Start a run with more overrides; returns its folder."""
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
 
     def start_run(*overrides: str, results: Path = tmp_path / "runs") -> Path:
         run(scripted_config(byte_model, results, *overrides), COMMAND)

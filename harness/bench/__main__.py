@@ -13,7 +13,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness.bench.config import make_plan, register_schema
+from harness.bench.config import BenchConfig, make_plan, register_schema
+from harness.config_keys import composition_errors_named, refuse_unknown_hydra_keys
 from harness.errors import UserError
 
 PROGRAM = "python -m harness.bench"
@@ -28,6 +29,7 @@ def main(config: DictConfig) -> None:
     """Carry out one load test; called by Hydra once a test."""
     command = f"{PROGRAM} {shlex.join(HydraConfig.get().overrides.task)}".rstrip()
     try:
+        refuse_unknown_hydra_keys(HydraConfig.get())
         plan = make_plan(config)
         from harness.bench.run import run
 
@@ -49,7 +51,8 @@ def entry_point() -> None:
     register_schema()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        main()
+        with composition_errors_named(BenchConfig):
+            main()
     except KeyboardInterrupt:
         print("\ninterrupted; finished repeats are kept in bench.json", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)

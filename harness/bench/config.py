@@ -22,8 +22,8 @@ from harness.config import (
     PolicyConfig,
     TrackerConfig,
     read_composed,
-    to_dataclass,
 )
+from harness.config_checks import to_dataclass
 from harness.engines.choose import VLLM
 from harness.errors import UserError
 from harness.hardware import inference_device

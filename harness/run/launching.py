@@ -26,7 +26,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from harness.config import HarnessConfig, to_dataclass
+from harness.config import HarnessConfig
+from harness.config_checks import to_dataclass
+from harness.config_keys import refuse_unknown_hydra_keys, without_pluses
 from harness.errors import UserError
 from harness.run.sweep import Outcome, write_outcome
 
@@ -77,6 +79,7 @@ def launch(config: DictConfig) -> None:
 def _carry_out(config: DictConfig, command: str, sweep_folder: Path | None) -> int:
     """Check the configuration, and carry out the run in another process; returns its exit code."""
     try:
+        refuse_unknown_hydra_keys(HydraConfig.get())
         job = Job(to_dataclass(config), command, sweep_folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -98,7 +101,8 @@ def resuming_command(hydra: HydraConf, config: DictConfig) -> str:
         if source.provider == "command-line":
             flags += ["--config-dir", source.path]
     search_path = [override for override in hydra.overrides.hydra if override.startswith("hydra.searchpath=")]
-    overrides = [override for override in hydra.overrides.task if not re.match(r"\+*overwrite=", override)]
+    task = [override for override in hydra.overrides.task if not re.match(r"\+*overwrite=", override)]
+    overrides = [without_pluses(override) for override in task]
     last = ["overwrite=false"] if config.overwrite else []
     return f"{PROGRAM} {shlex.join([*flags, *search_path, *overrides, *last])}".rstrip()
 

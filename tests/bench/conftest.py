@@ -5,5 +5,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch):
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
     monkeypatch.setattr("harness.bench.config.inference_device", lambda: "cpu")

@@ -23,7 +23,7 @@ NUM_SAMPLES = 6
 @pytest.fixture
 def start(byte_model, tmp_path, monkeypatch):
     """Start a run with more overrides; returns its folder."""
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
 
     def start_run(*overrides: str) -> Path:
         results = tmp_path / "runs"
@@ -132,7 +132,7 @@ def test_overwriting_makes_a_record_anew_that_cannot_be_read(start):
 @pytest.fixture
 def queue(byte_model, tmp_path, monkeypatch):
     """Carry out a run of a sweep's job that overwrites, under a claim; returns its folder."""
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
 
     def carry_out_job(claim: str) -> Path:
         wanted = [f"benchmark.tasks={TASKS}", f"benchmark.limit={LIMIT}", "overwrite=true"]
@@ -157,7 +157,7 @@ def test_a_job_that_is_queued_again_overwrites_once_and_then_goes_on(start, queu
 
 
 def test_an_engine_that_was_edited_makes_another_run_and_names_the_old_one(byte_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
     monkeypatch.syspath_prepend(tmp_path)
     source = tmp_path / "somebodys_engine.py"
     source.write_text("from tests.scripted_engine import ScriptedEngine as Engine\n")

@@ -33,7 +33,7 @@ FORK = multiprocessing.get_context("fork")
 @pytest.fixture
 def config(byte_model, tmp_path, monkeypatch) -> HarnessConfig:
     """A run of 24 samples."""
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
     return scripted_config(byte_model, tmp_path / "runs", *TASKS)
 
 

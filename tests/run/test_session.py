@@ -22,7 +22,7 @@ NUM_SAMPLES = 6
 @pytest.fixture
 def start(byte_model, tmp_path, monkeypatch):
     """Start a run of six samples; returns its folder."""
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
 
     def start_run():
         overrides = ["benchmark.tasks=[qasper,trec,lcc]", "benchmark.limit=2"]

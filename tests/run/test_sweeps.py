@@ -18,7 +18,8 @@ from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
 
 import conf
-from harness.config import register_schema, to_dataclass
+from harness.config import register_schema
+from harness.config_checks import to_dataclass
 from harness.errors import UserError
 from harness.run.launching import Job, resuming_command, run_apart
 from harness.run.sweep import Outcome, SweepCallback, claim, conclude, read_outcomes, write_outcome
@@ -119,7 +120,7 @@ def test_jobs_of_a_launcher_plugin_run_at_once_and_still_apart_and_once(byte_mod
 
 @pytest.mark.slow
 def test_a_job_that_is_queued_again_overwrites_once_and_then_goes_on(byte_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
     monkeypatch.chdir(ROOT)
     settings = ["benchmark.tasks=[qasper]", "benchmark.limit=3", "overwrite=true"]
     job = Job(scripted_config(byte_model, tmp_path / "runs", *settings), "command", tmp_path / "sweep" / "0")
@@ -219,7 +220,7 @@ def test_the_command_that_goes_on_has_every_setting_and_does_not_overwrite(tmp_p
     place = f"hydra.searchpath=[file://{tmp_path}]"
     overrides = [place, "policy=h2o", word, "hydra.sweep.dir=elsewhere", "+policy.options.note='overwrite=true'"]
     config = composed(*overrides, return_hydra_config=True)
-    settings = ["policy=h2o", "+policy.options.note='overwrite=true'", "overwrite=false"]
+    settings = ["policy=h2o", "policy.options.note='overwrite=true'", "overwrite=false"]
     expected = ["python", "-m", "harness", place, *settings]
     assert shlex.split(resuming_command(config.hydra, config)) == expected
     config.hydra.job.config_name = "mine"
@@ -243,7 +244,7 @@ def test_the_slurm_launcher_is_the_plugins_with_values_for_this_program():
 
 @pytest.mark.parametrize("backend", [None, "mp"])
 def test_the_executor_of_vllm_is_reachable(backend, monkeypatch):
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
     value = "null" if backend is None else backend
     config = to_dataclass(composed(f"engine.distributed_executor_backend={value}", "engine.tensor_parallel_size=2"))
     from harness.engines.choose import engine_shape
@@ -257,15 +258,15 @@ def test_a_pool_counted_in_blocks_has_their_size_on_cpu(device, gib, monkeypatch
     """Without a size vLLM's CPU worker claims most of the machine's memory, whatever the number of blocks."""
     from harness.engines.choose import engine_shape
 
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
     monkeypatch.setattr("harness.engines.choose.inference_device", lambda: device)
     shape = engine_shape(to_dataclass(composed("engine.num_kv_blocks=64", "engine.block_size=32")), "model")
     assert (shape.num_kv_blocks, shape.kv_cache_gib) == (64, gib)
 
 
 def test_an_executor_that_cannot_be_had_is_named(monkeypatch):
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
-    monkeypatch.setattr("harness.config.find_spec", lambda name: None)
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"engine.distributed_executor_backend=ray needs the package ray"):
         to_dataclass(composed("engine.distributed_executor_backend=ray"))
     with pytest.raises(UserError, match=r"engine.distributed_executor_backend=slurm is unknown. Use mp or ray"):
@@ -287,7 +288,7 @@ def agent_arguments(values: dict[str, object]) -> list[str]:
 
 
 def test_every_run_of_the_shipped_wandb_sweep_composes(monkeypatch):
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
     parameters = wandb_sweep()["parameters"]
     fixed = {name: spec["value"] for name, spec in parameters.items() if "value" in spec}
     for policy in parameters["policy"]["values"]:

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 from hydra import compose, initialize_config_module
 
-from harness.config import TrackerConfig, register_schema, to_dataclass
+from harness.config import TrackerConfig, register_schema
+from harness.config_checks import to_dataclass
 from harness.run.experiment import read_metrics, run
 from harness.store.manifest import read_manifest
 from harness.store.predictions import read_predictions
@@ -37,7 +38,7 @@ def finished(byte_model, tmp_path_factory) -> Path:
     """A finished run that was reported nowhere."""
     results = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.config.inference_device", lambda: "cpu")
+        patch.setattr("harness.config_checks.inference_device", lambda: "cpu")
         run(scripted_config(byte_model, results, TASKS), COMMAND)
     return only_folder(results)
 
@@ -178,7 +179,7 @@ def test_without_a_tracker_wandb_is_not_even_imported(finished, monkeypatch):
 
 
 def test_online_without_an_account_is_one_warning_and_the_run_is_kept(byte_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
     run(scripted_config(byte_model, tmp_path / "runs", TASKS, "tracker=wandb"), COMMAND)
     folder = only_folder(tmp_path / "runs")
     printed = capsys.readouterr()

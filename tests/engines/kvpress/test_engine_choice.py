@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_module
 
-from harness.config import register_schema, to_dataclass
+from harness.config import register_schema
+from harness.config_checks import to_dataclass
 from harness.engines.choose import build_engine, check_policy
 from harness.engines.hf.engine import ReferenceEngine
 from harness.errors import UserError
@@ -25,7 +26,7 @@ def tiny_path(tmp_path_factory):
 @pytest.fixture
 def configure(monkeypatch):
     """The configuration of a command line."""
-    monkeypatch.setattr("harness.config.inference_device", lambda: "cpu")
+    monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
     register_schema()
 
     def compose_config(*overrides: str):
