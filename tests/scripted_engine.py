@@ -19,6 +19,7 @@ from harness.engines.contract import (
     EvictionRecord,
     GenerationRequest,
     GenerationResult,
+    mean_over_time,
 )
 
 BYTES_PER_TOKEN = 4
@@ -50,19 +51,22 @@ class ScriptedEngine:
     def stats(self) -> EngineStats:
         """One step an answer."""
         blocks = [-(-peak // self._block_size) for peak in self._peaks]
+        usage = [BlockUsageSample(float(step), count, 1) for step, count in enumerate(blocks)]
+        mean_blocks, measured_s = mean_over_time(usage)
         return EngineStats(
             block_size=self._block_size,
             num_blocks=1000,
             bytes_per_block=self._block_size * BYTES_PER_TOKEN,
             peak_blocks=max(blocks, default=0),
-            mean_blocks=sum(blocks) / max(len(blocks), 1),
+            mean_blocks=mean_blocks,
             free_blocks_at_end=1000,
             num_steps=len(blocks),
             num_evictions=self._evicted,
             num_evicted_tokens=self._evicted,
             num_preemptions=0,
             eviction_time_s=0.0,
-            block_usage=[BlockUsageSample(float(step), count, 1) for step, count in enumerate(blocks)],
+            measured_s=measured_s,
+            block_usage=usage,
         )
 
     def close(self) -> None:

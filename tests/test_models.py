@@ -31,7 +31,7 @@ def machine(monkeypatch, tmp_path):
     def build(gpus=(), reachable=False, device=None):
         monkeypatch.setattr(models, "cuda_gpus", lambda: gpus)
         monkeypatch.setattr(models, "inference_device", lambda: device or ("cuda" if gpus else "cpu"))
-        monkeypatch.setattr(models, "_is_reachable", lambda endpoint: reachable)
+        monkeypatch.setattr("harness.hub.is_reachable", lambda endpoint: reachable)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
     build()
@@ -85,9 +85,9 @@ def test_a_gpu_and_a_local_folder_are_enough(machine, weights):
     assert models.resolve_model(replace(LLAMA, path=weights)) == weights
 
 
-def test_cached_weights_need_no_network(machine, monkeypatch):
+def test_cached_weights_need_no_network(machine, monkeypatch, weights):
     machine(gpus=(GPU,))
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repo, file, revision: f"/cache/{file}")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repo, file, revision: f"{weights}/{file}")
     assert models.resolve_model(LLAMA) == LLAMA.path
 
 

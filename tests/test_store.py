@@ -1,13 +1,9 @@
 """A run folder survives crashes, never holds a sample twice, and belongs to one process at a time."""
 
 import json
-import multiprocessing
 import os
-import socket
-import time
 from dataclasses import replace
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,23 +12,25 @@ from harness.engines.contract import BlockUsageSample
 from harness.errors import UserError
 from harness.store import manifest as manifests
 from harness.store.block_usage import append_block_usage
+from harness.store.lock import LOCK, locked
 from harness.store.manifest import Session, new_manifest, read_manifest, write_atomically, write_manifest
 from harness.store.predictions import (
     FILE_NAME,
+    SCORES,
     Prediction,
     append_prediction,
+    append_score,
+    fold_scores,
     open_for_append,
     read_predictions,
     replace_predictions,
 )
 from harness.store.result_code import ResultCode, policy_classes
 from harness.store.run_folder import (
-    LOCK,
     check_same_run,
     clear,
-    find_run_of_other_code,
+    find_namesake,
     has_run,
-    locked,
     make_run_id,
     was_begun_under,
 )
@@ -46,6 +44,7 @@ CONFIG = {
     "results_dir": "results/runs",
     "overwrite": False,
 }
+MODEL = {"config.json": "c", "model.safetensors": "w"}
 CODE = ResultCode("shared", {"policies.paged_eviction:PagedEviction": "own"})
 
 
@@ -130,6 +129,18 @@ def test_scores_are_filled_in_without_losing_a_sample(tmp_path):
     assert read_predictions(tmp_path) == scored
 
 
+def test_a_score_is_there_as_soon_as_it_is_written_and_joins_its_line_at_the_end(tmp_path):
+    write(tmp_path, prediction("a"), prediction("b"))
+    with open_for_append(tmp_path, SCORES) as file:
+        append_score(file, "a", 0.5, {"rouge1": 0.1}, False)
+        file.write('{"sample_id": "b", "sco')
+    a, b = read_predictions(tmp_path)
+    assert (a.score, a.extra_scores, a.empty, b.score) == (0.5, {"rouge1": 0.1}, False, None)
+    fold_scores(tmp_path)
+    assert not (tmp_path / SCORES).exists()
+    assert read_predictions(tmp_path) == [a, b]
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "manifest.json"
     write_atomically(path, "old")
@@ -171,9 +182,9 @@ def changed(**parts) -> dict:
 
 
 def test_a_run_id_is_readable_and_shows_budget_and_limit():
-    run_id = make_run_id(CONFIG, "data", CODE)
+    run_id = make_run_id(CONFIG, "data", CODE, MODEL)
     assert run_id.startswith("paged_eviction-b512-smollm2-135m-longbench-limit5-")
-    assert make_run_id(changed(), "data", CODE) == run_id
+    assert make_run_id(changed(), "data", CODE, MODEL) == run_id
 
 
 @pytest.mark.parametrize(
@@ -187,21 +198,24 @@ def test_a_run_id_is_readable_and_shows_budget_and_limit():
     ],
 )
 def test_what_decides_results_changes_the_run_id(parts):
-    assert make_run_id(changed(**parts), "data", CODE) != make_run_id(CONFIG, "data", CODE)
+    assert make_run_id(changed(**parts), "data", CODE, MODEL) != make_run_id(CONFIG, "data", CODE, MODEL)
 
 
-def test_other_data_or_other_code_is_another_run():
-    run_id = make_run_id(CONFIG, "data", CODE)
-    assert make_run_id(CONFIG, "other data", CODE) != run_id
+def test_other_data_another_model_or_other_code_is_another_run():
+    run_id = make_run_id(CONFIG, "data", CODE, MODEL)
+    assert make_run_id(CONFIG, "data", CODE, MODEL | {"model.safetensors": "tuned"}) != run_id
+    assert make_run_id(CONFIG, "other data", CODE, MODEL) != run_id
     for edited in (replace(CODE, shared_sha256="edited"), replace(CODE, own=dict.fromkeys(CODE.own, "edited"))):
-        assert make_run_id(CONFIG, "data", edited) != run_id
+        assert make_run_id(CONFIG, "data", edited, MODEL) != run_id
 
 
-def leave_run(results, code: ResultCode, started_at: str = "2026-01-01T00:00:00+00:00", **parts):
+def leave_run(results, code: ResultCode, started_at: str = "2026-01-01T00:00:00+00:00", model=None, **parts):
     """A run that was begun with this code; returns its folder."""
     config = changed(**parts)
     data = {"content_sha256": "data"}
-    record = new_manifest(make_run_id(config, "data", code), config, "python -m harness", data, {}, code)
+    model = MODEL if model is None else model
+    run_id = make_run_id(config, "data", code, model)
+    record = new_manifest(run_id, config, "python -m harness", data, {}, code, model)
     folder = results / record.run_id
     folder.mkdir(parents=True)
     write_manifest(folder, replace(record, claim="3-c0ffee", sessions=[Session(started_at)]))
@@ -211,14 +225,16 @@ def leave_run(results, code: ResultCode, started_at: str = "2026-01-01T00:00:00+
 def test_the_newest_run_of_the_same_settings_and_other_code_is_found(tmp_path):
     wanted = read_manifest(leave_run(tmp_path / "elsewhere", CODE))
     folder = tmp_path / "runs" / wanted.run_id
-    assert find_run_of_other_code(folder, wanted) is None
+    assert find_namesake(folder, wanted) is None
     leave_run(tmp_path / "runs", replace(CODE, shared_sha256="old"), "2026-01-01T00:00:00+00:00")
     newer = leave_run(tmp_path / "runs", replace(CODE, own={}), "2026-01-03T00:00:00+00:00", results_dir="elsewhere")
     leave_run(tmp_path / "runs", replace(CODE, shared_sha256="older"), "2026-01-02T00:00:00+00:00")
     leave_run(tmp_path / "runs", CODE, "2026-01-04T00:00:00+00:00", policy={"options": {"eps": 1e-3}})
     (tmp_path / "runs" / f"{wanted.run_id[:-10]}{'0' * 10}").mkdir()
     (tmp_path / "runs" / f"{wanted.run_id[:-10]}{'0' * 10}" / "manifest.json").write_text("torn")
-    assert find_run_of_other_code(folder, wanted) == newer
+    assert find_namesake(folder, wanted) == (newer, "other code")
+    moved = leave_run(tmp_path / "runs", CODE, "2026-01-05T00:00:00+00:00", model=MODEL | {"config.json": "new"})
+    assert find_namesake(folder, wanted) == (moved, "other files of the model (config.json)")
 
 
 def test_a_record_of_other_code_is_refused_with_the_module_that_differs(tmp_path):
@@ -240,68 +256,14 @@ def test_a_run_knows_the_claim_that_it_was_begun_under(tmp_path):
     "parts",
     [
         {"benchmark": {"path": "elsewhere"}},
+        {"model": {"path": "elsewhere"}},
         {"results_dir": "elsewhere"},
         {"tracker": {"name": "x"}},
         {"overwrite": True},
     ],
 )
 def test_what_does_not_decide_results_does_not(parts):
-    assert make_run_id(changed(**parts), "data", CODE) == make_run_id(CONFIG, "data", CODE)
-
-
-def hold(folder, ready):
-    with locked(folder):
-        ready.set()
-        time.sleep(60)
-
-
-@pytest.fixture
-def holder(tmp_path):
-    """Another process that holds the lock of tmp_path / "run"."""
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    process = context.Process(target=hold, args=(tmp_path / "run", ready))
-    process.start()
-    assert ready.wait(20)
-    yield process
-    process.kill()
-    process.join()
-
-
-def test_a_second_process_is_refused_and_told_by_whom(tmp_path, holder):
-    with (
-        pytest.raises(UserError, match=rf"in use by process {holder.pid} on {socket.gethostname()}"),
-        locked(tmp_path / "run"),
-    ):
-        pass
-
-
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
-    holder.kill()
-    holder.join()
-    with locked(tmp_path / "run"):
-        assert json.loads((tmp_path / "run" / LOCK).read_text())["pid"] == os.getpid()
-    assert (tmp_path / "run" / LOCK).read_text() == ""
-
-
-def test_a_reused_process_id_does_not_keep_a_lock_alive(tmp_path):
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": "?", "born": psutil.Process().create_time() - 9}
-    (tmp_path / LOCK).write_text(json.dumps(owner))
-    with locked(tmp_path):
-        assert json.loads((tmp_path / LOCK).read_text())["since"] != "?"
-
-
-def test_a_lock_from_another_machine_is_respected(tmp_path):
-    (tmp_path / LOCK).write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "?", "born": 0}))
-    with pytest.raises(UserError, match="on elsewhere"), locked(tmp_path):
-        pass
-
-
-def test_a_lock_is_released_after_an_error(tmp_path):
-    with pytest.raises(RuntimeError), locked(tmp_path):
-        raise RuntimeError
-    with locked(tmp_path):
-        pass
+    assert make_run_id(changed(**parts), "data", CODE, MODEL) == make_run_id(CONFIG, "data", CODE, MODEL)
 
 
 def test_clearing_a_run_keeps_only_the_lock(tmp_path):

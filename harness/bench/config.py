@@ -13,8 +13,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from harness.bench.lengths import Lengths, parse_lengths
+from harness.budget import FULL_CACHE_POLICY
 from harness.config import (
-    FULL_CACHE_POLICY,
     BenchmarkConfig,
     EngineConfig,
     HarnessConfig,

@@ -7,7 +7,7 @@ from itertools import dropwhile, pairwise
 
 import numpy as np
 
-from harness.engines.contract import BlockUsageSample, EngineStats
+from harness.engines.contract import BlockUsageSample, EngineStats, mean_over_time
 from harness.engines.vllm.traffic import TimedRequest, TokenEvent
 
 PERCENTILES = (50, 90, 99)
@@ -124,10 +124,9 @@ def memory_between(before: EngineStats, after: EngineStats) -> Memory:
         )
     steps = usage_between(before, after)
     spans = [(step, later.t_s - step.t_s) for step, later in pairwise(steps)]
-    whole = sum(seconds for _, seconds in spans)
     return Memory(
         peak_blocks=max(step.blocks for step in steps),
-        mean_blocks=sum(step.blocks * seconds for step, seconds in spans) / whole if whole else 0.0,
+        mean_blocks=mean_over_time(steps)[0],
         peak_prefill_blocks=max((step.blocks for step in steps if step.prefilling), default=0),
         num_steps=after.num_steps - before.num_steps,
         num_evictions=after.num_evictions - before.num_evictions,

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from harness.bench.config import STOCK
-from harness.config import FULL_CACHE_POLICY
+from harness.budget import FULL_CACHE_POLICY
 
 Row = dict[str, Any]
 

@@ -174,6 +174,11 @@ def build_sample(
     )
 
 
+def prompt_sha256(row: Row, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the SHA-256 (hex) of a row's prompt; nothing is tokenised."""
+    return hashlib.sha256(render(row).encode()).hexdigest()
+
+
 def middle_cut(token_ids: list[int], limit: int) -> list[int]:
     """Keep the first and the last `int(limit / 2)` tokens of a prompt longer than `limit`, as pred.py does.
 

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Hashable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from types import TracebackType
@@ -93,18 +93,25 @@ class ScoringPool:
     module in each of them, so that module must not import vLLM at its top level. They start with the first full chunk.
     """
 
-    def __init__(self, edit_similarity: str = DEFAULT_EDIT_SIMILARITY, num_workers: int | None = None) -> None:
+    def __init__(
+        self,
+        edit_similarity: str = DEFAULT_EDIT_SIMILARITY,
+        num_workers: int | None = None,
+        chunk_size: int = CHUNK_SIZE,
+    ) -> None:
         """Prepare the pool.
 
         Args:
             edit_similarity: back end of the code tasks.
             num_workers: scoring processes; None: one per CPU this process may use.
+            chunk_size: samples that go to a process at once; 1 to have each score soon.
 
         Raises:
             UserError: there is no such back end.
         """
         check_edit_similarity(edit_similarity)
         self._edit_similarity = edit_similarity
+        self._chunk_size = chunk_size
         self._executor = ProcessPoolExecutor(
             num_workers or len(os.sched_getaffinity(0)), get_context("spawn"), initializer=start_worker
         )
@@ -132,11 +139,25 @@ class ScoringPool:
             raise UserError(f"sample {sample_id} was given to the scorer twice. Give every sample an id of its own.")
         self._sample_ids.add(sample_id)
         self._chunk.append(Sample(sample_id, task, prediction, answers, all_classes))
-        if len(self._chunk) == CHUNK_SIZE:
+        if len(self._chunk) == self._chunk_size:
             self._send_chunk()
+
+    def start(self) -> None:
+        """Start a process now, and not in the middle of what the caller times."""
+        self._executor.submit(score_samples, [], self._edit_similarity)
+
+    def ready(self, timeout_s: float = 0.0) -> dict[str, SampleScore]:
+        """Return the scores that are there now, or within `timeout_s`; each once. Faults are left to `results`."""
+        self._send_chunk()
+        wait(self._futures, timeout_s)
+        done = [future for future in self._futures if future.done() and future.exception() is None]
+        self._futures = [future for future in self._futures if future not in done]
+        return {sample_id: score for future in done for sample_id, score in future.result()}
 
     def results(self) -> dict[str, SampleScore]:
         """Wait for all samples handed over so far and return their scores by id, in the order of `submit`.
+
+        Those that `ready` gave already are left out.
 
         Raises:
             UserError: a sample could not be scored; the message starts with its id.

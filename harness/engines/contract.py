@@ -4,8 +4,9 @@ An engine turns `GenerationRequest`s into `GenerationResult`s in the order in wh
 `harness.engines.vllm` (vLLM) and `harness.engines.hf` (Hugging Face) implement `Engine`; tests use a scripted one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 
@@ -82,6 +83,8 @@ class EngineStats:
     """Memory and work of a whole run, read from the engine's own pool, not from a formula.
 
     Attributes:
+        mean_blocks: KV blocks in use over time, see `mean_over_time`.
+        measured_s: seconds over which it is the mean.
         score_bits: significant bits at which scores of tokens were compared; None if another implementation chose.
     """
 
@@ -96,8 +99,18 @@ class EngineStats:
     num_evicted_tokens: int
     num_preemptions: int
     eviction_time_s: float
+    measured_s: float = 0.0
     block_usage: list[BlockUsageSample] = field(default_factory=list)
     score_bits: int | None = None
+
+
+def mean_over_time(usage: Sequence[BlockUsageSample]) -> tuple[float, float]:
+    """Mean KV blocks over time, each step's number holding until the next, and the seconds that this covers."""
+    spans = [(step.blocks, later.t_s - step.t_s) for step, later in pairwise(usage)]
+    whole = sum(seconds for _, seconds in spans)
+    if not whole:
+        return (max((step.blocks for step in usage), default=0) * 1.0, 0.0)
+    return sum(blocks * seconds for blocks, seconds in spans) / whole, whole
 
 
 class Engine(Protocol):

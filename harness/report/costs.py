@@ -134,7 +134,8 @@ def _share_evicted(run: Run) -> float | None:
 
 def _compaction_share(run: Run) -> float | None:
     seconds = run.metrics["speed"]["generation_s"]
-    return 100 * run.metrics["eviction"]["eviction_time_s"] / seconds if seconds else None
+    evicting = run.metrics["eviction"]["eviction_time_s"]
+    return 100 * evicting / seconds if seconds and evicting is not None else None
 
 
 def _percentile(of: Callable[[Sequence[Any]], Percentiles | None], name: str, factor: float) -> Reader:

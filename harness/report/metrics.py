@@ -1,6 +1,6 @@
 """From the predictions and sessions of a run to its numbers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
@@ -16,6 +16,9 @@ from harness.store.predictions import Prediction
 def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[str, Any]:
     """All numbers of a run as plain data, the content of `metrics.json`.
 
+    Of a run that is not finished they are the numbers of what it did so far: every part says of how many samples, and
+    holds None for what nothing is known of. Samples that are answered and not scored yet count in all but the scores.
+
     Tasks come in LongBench's order, then own ones. The overall score is the mean of the scores of LongBench's tasks, as
     LongBench averages, and that of the own tasks in a run of these alone. Scores run from 0 to 100; units are part of
     the names.
@@ -29,6 +32,7 @@ def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[s
         "limit": manifest.config["benchmark"]["limit"],
         "edit_similarity": manifest.config["benchmark"]["edit_similarity"],
         "num_samples": len(predictions),
+        "num_scored": sum(p.score is not None for p in predictions),
         "overall": overall,
         "tasks": [_task_metrics(scores[name], rows) for name, rows in by_task.items()],
         "memory": _memory(manifest.sessions, predictions),
@@ -48,14 +52,23 @@ def over_budget(budget: int | None, predictions: Sequence[Prediction]) -> list[P
     return [] if budget is None else [p for p in predictions if p.num_prompt_tokens > budget]
 
 
+def is_full_cache_answer(options: Mapping[str, Any], prediction: Prediction) -> bool:
+    """Whether an answer to a prompt over budget owes nothing to eviction.
+
+    The first token sees the whole prompt, unless that was evicted from in chunks while it was read.
+    """
+    return prediction.num_output_tokens <= 1 and options.get("prefill", "after") == "after"
+
+
 def _by_task(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[str, list[Prediction]]:
     wanted = manifest.data["num_expected"]
     return {name: [p for p in predictions if p.task == name] for name in TASKS if name in wanted}
 
 
 def _task_score(name: str, rows: list[Prediction], expected: int) -> TaskScore:
-    samples = [SampleScore(p.score, p.empty, p.extra_scores) for p in rows]
-    return task_score(name, samples, expected, [p.context_sha256 for p in rows])
+    scored = [p for p in rows if p.score is not None]
+    samples = [SampleScore(p.score, p.empty, p.extra_scores) for p in scored]
+    return task_score(name, samples, expected, [p.context_sha256 for p in scored])
 
 
 def _task_metrics(score: TaskScore, rows: list[Prediction]) -> dict[str, Any]:
@@ -86,21 +99,32 @@ def _memory(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str
         return {}
     per_block = engines[-1]["bytes_per_block"]
     peak = max(engine["peak_blocks"] for engine in engines)
-    steps = sum(engine["num_steps"] for engine in engines)
-    mean = sum(engine["mean_blocks"] * engine["num_steps"] for engine in engines) / max(steps, 1)
+    mean = _mean_blocks(engines)
     return {
         "block_size": engines[-1]["block_size"],
         "bytes_per_block": per_block,
         "pool_blocks": engines[-1]["num_blocks"],
         "peak_blocks": peak,
-        "mean_blocks": round(mean, 1),
+        "mean_blocks": None if mean is None else round(mean, 1),
         "peak_kv_bytes": peak * per_block,
-        "mean_kv_bytes": round(mean * per_block),
-        "peak_resident_tokens": max((p.peak_resident_tokens for p in rows), default=0),
+        "mean_kv_bytes": None if mean is None else round(mean * per_block),
+        "peak_resident_tokens": max((p.peak_resident_tokens for p in rows), default=None),
         "mean_peak_resident_tokens": _mean(p.peak_resident_tokens for p in rows),
         "mean_final_resident_tokens": _mean(p.final_resident_tokens for p in rows),
+        "num_samples": len(rows),
         "num_samples_measured": sum(session.num_measured for session in sessions),
     }
+
+
+def _mean_blocks(engines: Sequence[dict[str, Any]]) -> float | None:
+    """Mean KV blocks over the time of all sessions; None if one was recorded before means were taken over time."""
+    if any("measured_s" not in engine for engine in engines):
+        return None
+    seconds = [engine["measured_s"] for engine in engines]
+    if not sum(seconds):
+        return fmean(engine["mean_blocks"] for engine in engines)
+    blocks = sum(engine["mean_blocks"] * covered for engine, covered in zip(engines, seconds, strict=True))
+    return blocks / sum(seconds)
 
 
 def _speed(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str, Any]:
@@ -115,22 +139,26 @@ def _speed(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str,
         "median_ttft_s": round(median(first), 4) if first else None,
         "median_e2e_s": round(median(whole), 4) if whole else None,
         "num_sessions": len(sessions),
+        "num_samples": sum(session.num_samples for session in timed),
     }
 
 
 def _eviction(manifest: Manifest, rows: Sequence[Prediction]) -> dict[str, Any]:
     budget = manifest.config["policy"]["budget"]
     over = over_budget(budget, rows)
+    options = manifest.config["policy"]["options"]
     engines = [session.engine for session in manifest.sessions if session.engine]
     return {
         "budget": budget,
+        "num_samples": len(rows),
         "num_evictions": sum(p.num_evictions for p in rows),
         "num_evicted_tokens": sum(p.num_evicted_tokens for p in rows),
         "share_evicted": _mean(p.num_evictions > 0 for p in rows),
         "num_over_budget": len(over),
         "num_over_budget_not_evicted": sum(p.num_evictions == 0 for p in over),
+        "num_full_cache_answers": sum(is_full_cache_answer(options, p) for p in over),
         "num_preemptions": sum(p.num_preemptions for p in rows),
-        "eviction_time_s": round(sum(engine["eviction_time_s"] for engine in engines), 4),
+        "eviction_time_s": round(sum(engine["eviction_time_s"] for engine in engines), 4) if engines else None,
     }
 
 

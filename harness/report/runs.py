@@ -16,7 +16,8 @@ from harness.errors import UserError
 from harness.report.metrics import run_metrics, task_scores
 from harness.store.manifest import FILE_NAME as MANIFEST
 from harness.store.manifest import Manifest, digest, read_manifest
-from harness.store.predictions import Prediction, read_predictions
+from harness.store.predictions import FILE_NAME as PREDICTIONS
+from harness.store.predictions import Prediction, predictions_sha256, read_predictions
 
 FULL_CACHE_POLICY = "full"
 MINI = "mini"
@@ -28,15 +29,25 @@ class Run:
 
     Attributes:
         predictions: its scored samples.
-        num_unscored: samples answered but not scored yet, because the run was stopped.
+        unscored: samples answered but not scored, because the run was killed before.
         variant: settings that tell it from the other runs of its policy and budget, "" if there are none.
     """
 
     folder: Path
     manifest: Manifest
     predictions: Sequence[Prediction]
-    num_unscored: int
+    unscored: Sequence[Prediction]
     variant: str = ""
+
+    @property
+    def num_unscored(self) -> int:
+        """Samples that are answered and have no score."""
+        return len(self.unscored)
+
+    @property
+    def answered(self) -> Sequence[Prediction]:
+        """All samples that are answered, scored or not: what memory, speed and evictions are of."""
+        return [*self.predictions, *self.unscored]
 
     @property
     def policy(self) -> str:
@@ -92,7 +103,7 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """All numbers of the run, see `run_metrics`."""
-        return run_metrics(self.manifest, self.predictions)
+        return run_metrics(self.manifest, self.answered)
 
     @cached_property
     def averages(self) -> list[Average]:
@@ -208,8 +219,19 @@ def _read_run(folder: Path) -> Run:
     for task in manifest.data["num_expected"]:
         if task not in TASKS:
             raise UserError(f"{folder} is of task {task}, unknown here. Install the package that registers it.")
+    _refuse_damage(folder, manifest, predictions)
     scored = [prediction for prediction in predictions if prediction.score is not None]
-    return Run(folder, manifest, scored, len(predictions) - len(scored))
+    return Run(folder, manifest, scored, [prediction for prediction in predictions if prediction.score is None])
+
+
+def _refuse_damage(folder: Path, manifest: Manifest, predictions: Sequence[Prediction]) -> None:
+    """Refuse predictions that the run did not write, as far as its record tells."""
+    if manifest.status == "finished" and manifest.predictions_sha256 not in (None, predictions_sha256(folder)):
+        raise UserError(f"{folder / PREDICTIONS} is not what this run wrote when it finished. Put it back, or move it.")
+    for task, expected in manifest.data["num_expected"].items():
+        found = sum(prediction.task == task for prediction in predictions)
+        if found > expected:
+            raise UserError(f"{folder / PREDICTIONS} has {found} samples of {task}, which has {expected}. Mend it.")
 
 
 def _comparable(run: Run) -> list[Any]:

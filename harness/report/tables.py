@@ -105,7 +105,8 @@ def _memory_line(manifest: Manifest, metrics: dict[str, Any]) -> str:
     source = "" if has_pool else "; counted from resident lengths, not from a pool"
     return (
         f"KV memory    peak {memory['peak_kv_bytes'] / MIB:.1f} MiB ({memory['peak_blocks']} blocks of "
-        f"{memory['block_size']} tokens), mean {memory['mean_kv_bytes'] / MIB:.1f} MiB; a request's resident tokens: "
+        f"{memory['block_size']} tokens), mean over time {_number(_mib(memory['mean_kv_bytes']), 1)} MiB; a request's "
+        f"resident tokens: "
         f"at most {memory['peak_resident_tokens']}, at its end {at_end} on average{source}"
     )
 
@@ -126,6 +127,10 @@ def _eviction_line(metrics: dict[str, Any]) -> str:
         f"{eviction['num_evicted_tokens']} tokens a layer, {eviction['eviction_time_s']:.2f} s; "
         f"{eviction['num_preemptions']} preemptions"
     )
+
+
+def _mib(size: float | None) -> float | None:
+    return None if size is None else size / MIB
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -68,9 +68,9 @@ def e2e(predictions: Sequence[Prediction]) -> Percentiles | None:
 def total_tokens_per_s(run: Run) -> float | None:
     """Prompt and answer tokens a second; None if a session that was killed answered some of the samples."""
     sessions = [session for session in run.manifest.sessions if session.generation_s > 0]
-    if sum(session.num_samples for session in sessions) != len(run.predictions) + run.num_unscored or not sessions:
+    if sum(session.num_samples for session in sessions) != len(run.answered) or not sessions:
         return None
-    tokens = sum(p.num_prompt_tokens for p in run.predictions) + sum(session.num_output_tokens for session in sessions)
+    tokens = sum(p.num_prompt_tokens for p in run.answered) + sum(session.num_output_tokens for session in sessions)
     return tokens / sum(session.generation_s for session in sessions)
 
 

@@ -1,27 +1,30 @@
 """Rows in, predictions on disk: the part of a run in which the engine works."""
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from harness.benchmarks.prompting import Sample, iter_samples
 from harness.benchmarks.rows import Row
+from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import ScoringPool
 from harness.benchmarks.tasks import TASKS
 from harness.engines.contract import Engine, GenerationRequest, GenerationResult
 from harness.errors import UserError
 from harness.progress import Progress
 from harness.run.session import SessionRecord
-from harness.store.predictions import Prediction, append_prediction, open_for_append
+from harness.store.predictions import SCORES, Prediction, append_prediction, append_score, open_for_append
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GOOD_ENDS = ("stop", "length")
 NUM_NAMED_FAILURES = 3
+SCORING_S = 5.0  # what a run that was told to stop may still wait for scores
 
 
 @dataclass(frozen=True)
@@ -36,18 +39,47 @@ class Prompting:
 def answer_rows(
     engine: Engine, rows: Sequence[Row], prompting: Prompting, folder: Path, pool: ScoringPool, record: SessionRecord
 ) -> None:
-    """Answer every row, appending each prediction to the run folder as it comes and handing it to the scorers.
+    """Answer every row, appending each prediction to the run folder as it comes, and its score as that comes.
 
-    All tasks go to the engine as one stream, the longest work first, so that it never idles between tasks.
+    All tasks go to the engine as one stream, the longest work first, so that it never idles between tasks. What the
+    engine counted is recorded whichever way this ends, as long as the engine can be asked.
 
     Raises:
         UserError: the engine did not answer some sample; the others are on disk.
     """
+    try:
+        _answer(engine, rows, prompting, folder, pool, record)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            record.measure(engine)
+        with contextlib.suppress(Exception):
+            write_scores(folder, pool.ready(SCORING_S))
+        raise
+
+
+def write_scores(folder: Path, scores: Mapping[str, SampleScore]) -> None:
+    """Append scores to the run folder."""
+    with open_for_append(folder, SCORES) as file:
+        _append_scores(file, scores)
+
+
+def _append_scores(file: TextIO, scores: Mapping[str, SampleScore]) -> None:
+    for sample_id, score in scores.items():
+        append_score(file, sample_id, score.score, score.extra, score.empty)
+
+
+def _answer(
+    engine: Engine, rows: Sequence[Row], prompting: Prompting, folder: Path, pool: ScoringPool, record: SessionRecord
+) -> None:
     waiting: dict[str, Sample] = {}
     failed: list[str] = []
     num_answered = 0
     started = time.perf_counter()
-    with open_for_append(folder) as file, Progress("samples", len(rows)) as progress:
+    with (
+        open_for_append(folder) as file,
+        open_for_append(folder, SCORES) as scores,
+        Progress("samples", len(rows)) as progress,
+    ):
         for result in engine.generate(_requests(rows, prompting, waiting)):
             sample = waiting.pop(result.request_id)
             if result.finish_reason in GOOD_ENDS:
@@ -58,6 +90,7 @@ def answer_rows(
                 num_answered += 1
             else:
                 failed.append(f"{result.request_id} ({result.finish_reason})")
+            _append_scores(scores, pool.ready())
             progress.advance(sample.task)
             record.measure_if_due(engine)
     failed += [f"{sample_id} (no answer)" for sample_id in waiting]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from harness.config import PolicyConfig
 from harness.errors import UserError
-from harness.report.metrics import over_budget
+from harness.report.metrics import is_full_cache_answer, over_budget
 from harness.store.predictions import Prediction
 
 
@@ -19,14 +19,20 @@ def check_evictions(policy: PolicyConfig, predictions: Sequence[Prediction]) -> 
         return
     over = over_budget(policy.budget, predictions)
     untouched = [p.sample_id for p in over if p.num_evictions == 0 and p.num_output_tokens > 1]
+    if over and (num_uncompressed := sum(is_full_cache_answer(policy.options, p) for p in over)):
+        _warn(
+            f"{num_uncompressed} of {len(over)} answers to prompts longer than policy.budget={policy.budget} have one "
+            "token or none: as the first token sees the whole prompt, they are those of the full cache."
+        )
     if not any(p.num_evictions for p in predictions):
-        if over:
+        if untouched:
             raise UserError(
                 f"policy={policy.name} with policy.budget={policy.budget} evicted nothing, although {len(over)} of "
                 f"{len(predictions)} prompts are longer: these are results of a full cache. The run is marked failed; "
                 f"after mending the policy or the engine plugin run it again with overwrite=true."
             )
-        _warn(f"no prompt is longer than policy.budget={policy.budget}: policy={policy.name} was never active.")
+        if not over:
+            _warn(f"no prompt is longer than policy.budget={policy.budget}: policy={policy.name} was never active.")
     elif untouched:
         _warn(
             f"{len(untouched)} of {len(over)} prompts longer than policy.budget={policy.budget} were not evicted from, "

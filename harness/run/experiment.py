@@ -7,44 +7,37 @@ its own folder again and goes on where it stopped.
 import contextlib
 import json
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.benchmarks.loading import LoadedBenchmark, load_benchmark
-from harness.benchmarks.prompting import encode_row, iter_samples
+from harness.benchmarks.prompting import iter_samples, prompt_sha256
 from harness.benchmarks.rows import Row
-from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import ScoringPool
-from harness.config import HarnessConfig, as_plain
-from harness.engines.choose import build_engine, check_policy, prepare_engine
+from harness.config import HarnessConfig
+from harness.engines.choose import build_engine, check_policy
 from harness.errors import UserError
 from harness.hardware import inference_device
 from harness.models import load_tokenizer, resolve_model
 from harness.needles import write_needles
 from harness.report.metrics import run_metrics
 from harness.report.tables import print_run, write_summary_csv
-from harness.run.answering import Prompting, answer_rows, submit
+from harness.run.answering import Prompting, answer_rows, submit, write_scores
 from harness.run.eviction_check import check_evictions
+from harness.run.planning import PlannedRun, announcement, fresh_manifest, plan_run
+from harness.run.recorded import check_finished, check_predictions
 from harness.run.session import SessionRecord
-from harness.store.manifest import (
-    Manifest,
-    new_manifest,
-    read_manifest,
-    write_json,
-    write_manifest,
-)
-from harness.store.predictions import Prediction, read_predictions, replace_predictions
-from harness.store.result_code import ResultCode, result_code
+from harness.store.lock import locked
+from harness.store.manifest import Manifest, read_manifest, write_json, write_manifest
+from harness.store.predictions import fold_scores, predictions_sha256, read_predictions
 from harness.store.run_folder import (
     check_same_run,
+    check_same_versions,
     clear,
     disk_errors_named,
-    find_run_of_other_code,
+    find_namesake,
     has_run,
-    locked,
-    make_run_id,
     was_begun_under,
 )
 from harness.tracking import track
@@ -53,48 +46,9 @@ METRICS = "metrics.json"
 SUMMARY = "summary.csv"
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run whose data is loaded, so that its id is known.
-
-    Attributes:
-        claim: what a sweep's job took the run with, None for a single run. `overwrite` throws nothing away that was
-            begun under the same claim, so that a job that is queued again goes on.
-    """
-
-    config: HarnessConfig
-    command: str
-    benchmark: LoadedBenchmark
-    code: ResultCode
-    run_id: str
-    claim: str | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Where the run is kept."""
-        return Path(self.config.results_dir) / self.run_id
-
-
 def run(config: HarnessConfig, command: str) -> None:
     """Plan a run and carry it out; see `plan_run` and `carry_out`."""
     carry_out(plan_run(config, command))
-
-
-def plan_run(config: HarnessConfig, command: str) -> PlannedRun:
-    """Load the rows of a run and name it. Nothing is written.
-
-    Args:
-        config: checked configuration.
-        command: the command line, as recorded and as printed for resuming.
-
-    Raises:
-        UserError: the rows cannot be had, or a source file that decides results is not Python.
-    """
-    prepare_engine(config.engine)
-    with disk_errors_named(Path(config.results_dir)):
-        benchmark = _load(config)
-    code = result_code([config.policy.name], config.engine.name)
-    return PlannedRun(config, command, benchmark, code, make_run_id(as_plain(config), benchmark.content_hash, code))
 
 
 def carry_out(planned: PlannedRun) -> bool:
@@ -108,12 +62,13 @@ def carry_out(planned: PlannedRun) -> bool:
         KeyboardInterrupt: the user stopped the run; finished samples are on disk.
     """
     folder = planned.folder
-    print(_announcement(planned), flush=True)
+    print(announcement(planned), flush=True)
     with disk_errors_named(folder):
         has_worked = _finish(planned)
         if not has_worked:
             print("this run is finished already; overwrite=true makes it anew")
-        manifest, metrics = read_manifest(folder), read_metrics(folder)
+        manifest = read_manifest(folder)
+        metrics = _write_missing_metrics(folder, manifest)
         print_run(manifest, metrics)
         track(planned.config.tracker, folder, manifest, metrics)
     print(f"Run folder   {folder}")
@@ -125,15 +80,35 @@ def read_metrics(folder: Path) -> dict[str, Any]:
     return json.loads((folder / METRICS).read_text(encoding="utf-8"))
 
 
+def _write_missing_metrics(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """The numbers of a finished run; computed again where their files are gone or damaged."""
+    try:
+        metrics = read_metrics(folder)
+        if metrics["run_id"] == manifest.run_id and (folder / SUMMARY).stat().st_size:
+            return metrics
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        pass
+    print(f"{METRICS} and {SUMMARY} are computed again from the predictions", flush=True)
+    return _write_metrics(folder, manifest)
+
+
+def _write_metrics(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    metrics = run_metrics(manifest, read_predictions(folder))
+    write_json(folder / METRICS, metrics)
+    write_summary_csv(folder / SUMMARY, manifest, metrics)
+    write_needles(folder)
+    return metrics
+
+
 def _finish(planned: PlannedRun) -> bool:
     """Do what is left of a run; False if nothing is."""
     config, folder = planned.config, planned.folder
-    fresh = _fresh_manifest(planned)
+    fresh = fresh_manifest(planned)
     overwrite = config.overwrite and not was_begun_under(planned.claim, folder)
     if not overwrite and _is_finished(folder, fresh):
         return False
-    if not has_run(folder) and (earlier := find_run_of_other_code(folder, fresh)):
-        print(f"the same settings ran before with other code: {earlier}", flush=True)
+    if not has_run(folder) and (earlier := find_namesake(folder, fresh)):
+        print(f"the same settings ran before with {earlier[1]}: {earlier[0]}", flush=True)
     model_path = resolve_model(config.model)
     check_policy(config)
     with locked(folder):
@@ -142,81 +117,23 @@ def _finish(planned: PlannedRun) -> bool:
         if _is_finished(folder, fresh):
             return False
         manifest = read_manifest(folder) if has_run(folder) else fresh
+        check_same_versions(folder, manifest, fresh)
         with _session(folder, manifest) as record:
-            _answer_missing(config, planned.benchmark.rows, model_path, folder, record)
+            _answer_missing(planned.pinned, planned.benchmark.rows, model_path, folder, record)
             check_evictions(config.policy, read_predictions(folder))
     return True
 
 
-def _fresh_manifest(planned: PlannedRun) -> Manifest:
-    config, data = planned.config, _data_record(planned.benchmark)
-    manifest = new_manifest(planned.run_id, as_plain(config), planned.command, data, _seeds(config), planned.code)
-    return replace(manifest, claim=planned.claim)
-
-
 def _is_finished(folder: Path, fresh: Manifest) -> bool:
-    """Whether the run is done; a record that says that it is another run is refused."""
+    """Whether the run is done; a record that says that it is another run is refused, and so is a damaged one."""
     if not has_run(folder):
         return False
     found = read_manifest(folder)
     check_same_run(folder, found, fresh)
-    return found.status == "finished"
-
-
-def _load(config: HarnessConfig) -> LoadedBenchmark:
-    wanted = config.benchmark
-    return load_benchmark(
-        source=wanted.source,
-        path=wanted.path,
-        revision=wanted.revision,
-        tasks=wanted.tasks,
-        limit=wanted.limit,
-        on_bad_row=wanted.on_bad_row,
-        longbench_e=wanted.longbench_e,
-        seed=wanted.seed,
-        sample=wanted.sample,
-        lengths=wanted.lengths,
-        depths=wanted.depths,
-        haystack=wanted.haystack,
-        count_tokens=_token_counter(config) if wanted.lengths else None,
-    )
-
-
-def _token_counter(config: HarnessConfig) -> Callable[[Row], int]:
-    """Count the tokens of a row's whole prompt by the tokenizer of the model."""
-    longest, room = max(config.benchmark.lengths), config.model.max_model_len
-    if longest > room:
-        raise UserError(
-            f"benchmark.lengths has {longest}, more than model.max_model_len={room}. Raise the one or lower the other."
-        )
-    tokenizer, _ = load_tokenizer(resolve_model(config.model), config.model.revision)
-    return lambda row: len(encode_row(replace(row, needles=()), tokenizer).ids)
-
-
-def _announcement(planned: PlannedRun) -> str:
-    config, benchmark = planned.config, planned.benchmark
-    budget = "" if config.policy.budget is None else f" budget={config.policy.budget}"
-    return (
-        f"policy={config.policy.name}{budget} model={config.model.name} benchmark={config.benchmark.name}: "
-        f"{len(benchmark.rows)} rows of {len(benchmark.reports)} tasks, into {planned.folder}"
-        + "".join(f"\nnote: {note}" for note in benchmark.notes)
-    )
-
-
-def _data_record(benchmark: LoadedBenchmark) -> dict[str, Any]:
-    reports = benchmark.reports
-    return {
-        "content_sha256": benchmark.content_hash,
-        "num_rows": len(benchmark.rows),
-        "num_expected": {task: report.num_expected for task, report in reports.items()},
-        "skipped": {task: report.skipped for task, report in reports.items() if report.skipped},
-        "notes": list(benchmark.notes),
-        "files": {task: {"file": report.file, "sha256": report.sha256} for task, report in reports.items()},
-    }
-
-
-def _seeds(config: HarnessConfig) -> dict[str, int]:
-    return {"engine": config.engine.seed, "benchmark": config.benchmark.seed}
+    if found.status != "finished":
+        return False
+    check_finished(folder, found, fresh)
+    return True
 
 
 @contextlib.contextmanager
@@ -225,11 +142,9 @@ def _session(folder: Path, manifest: Manifest) -> Iterator[SessionRecord]:
     record = SessionRecord(folder, manifest)
     try:
         yield record
-        finished = record.end("finished")
-        metrics = run_metrics(finished, read_predictions(folder))
-        write_json(folder / METRICS, metrics)
-        write_summary_csv(folder / SUMMARY, finished, metrics)
-        write_needles(folder)
+        fold_scores(folder)
+        finished = replace(record.end("finished"), predictions_sha256=predictions_sha256(folder))
+        _write_metrics(folder, finished)
         write_manifest(folder, finished)
     except KeyboardInterrupt:
         _record_end(folder, record.end("interrupted"))
@@ -241,8 +156,9 @@ def _session(folder: Path, manifest: Manifest) -> Iterator[SessionRecord]:
 
 def _record_end(folder: Path, manifest: Manifest) -> None:
     """Record how a session ended, if the disk takes it: what ended the session matters more than that it cannot."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UserError):
         write_manifest(folder, manifest)
+        fold_scores(folder)
 
 
 def _answer_missing(
@@ -252,19 +168,22 @@ def _answer_missing(
     tokenizer, stop_token_ids = load_tokenizer(model_path, config.model.revision)
     prompting = Prompting(tokenizer, stop_token_ids, config.model.max_model_len)
     earlier = read_predictions(folder)
+    by_id = {f"{row.task}/{row.row_id}": row for row in rows}
+    check_predictions(folder, earlier, by_id, lambda row: prompt_sha256(row, tokenizer))
     done = {prediction.sample_id for prediction in earlier}
     missing = [row for row in _wanted_rows(config, rows, prompting) if f"{row.task}/{row.row_id}" not in done]
     if done:
         print(f"resuming: {len(done)} samples are done, {len(missing)} are missing", flush=True)
     num_workers = 1 if inference_device() == "cpu" else None
-    with ScoringPool(config.benchmark.edit_similarity, num_workers) as pool:
+    with ScoringPool(config.benchmark.edit_similarity, num_workers, chunk_size=1) as pool:
+        pool.start()
         for prediction in earlier:
             if prediction.score is None:
                 submit(pool, prediction)
         if missing:
             with contextlib.closing(build_engine(config, model_path, folder)) as engine:
                 answer_rows(engine, missing, prompting, folder, pool, record)
-        _fill_in_scores(folder, pool)
+        write_scores(folder, pool.results())
 
 
 def _wanted_rows(config: HarnessConfig, rows: Sequence[Row], prompting: Prompting) -> Sequence[Row]:
@@ -281,13 +200,3 @@ def _wanted_rows(config: HarnessConfig, rows: Sequence[Row], prompting: Promptin
         max_prompt_tokens=longest,
     )
     return [sample.row for sample in samples]
-
-
-def _fill_in_scores(folder: Path, pool: ScoringPool) -> None:
-    scores = pool.results()
-    predictions = read_predictions(folder)
-    replace_predictions(folder, [_scored(p, scores[p.sample_id]) if p.sample_id in scores else p for p in predictions])
-
-
-def _scored(prediction: Prediction, score: SampleScore) -> Prediction:
-    return replace(prediction, score=score.score, extra_scores=score.extra, empty=score.empty)

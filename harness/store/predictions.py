@@ -1,10 +1,14 @@
-"""`predictions.jsonl`: one line a finished sample, appended as it finishes."""
+"""`predictions.jsonl`: one line a finished sample, appended as it finishes.
 
+Scores come a moment later and go to `scores.jsonl`, until the session ends and puts them where they belong.
+"""
+
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,6 +16,7 @@ from harness.errors import UserError
 from harness.store.manifest import write_atomically
 
 FILE_NAME = "predictions.jsonl"
+SCORES = "scores.jsonl"
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Prediction:
         length: LongBench's own length field (words or characters); for RULER and the needle grid the tokens asked for.
         truncated: whether the middle of the prompt was cut out.
         score: official metric of this row, 0 to 1; `extra_scores` are other measures by name; `empty` tells whether
-            what is scored holds nothing. All three are None until the session that made the sample has scored it.
+            what is scored holds nothing. All three are None until the sample is scored.
         num_evictions, num_evicted_tokens, peak_resident_tokens, final_resident_tokens, peak_blocks, num_preemptions:
             what eviction did; tokens of one layer.
         ttft_s, e2e_s: seconds from arrival in the engine to the first token, to the end.
@@ -63,7 +68,7 @@ class Prediction:
 
 
 def read_predictions(folder: Path) -> list[Prediction]:
-    """The samples finished so far; a last line that a crash cut short is left out.
+    """The samples finished so far, with the scores known so far; a last line that a crash cut short is left out.
 
     Raises:
         UserError: another line cannot be read, or a sample occurs twice.
@@ -83,13 +88,20 @@ def read_predictions(folder: Path) -> list[Prediction]:
         if prediction.sample_id in found:
             raise UserError(f"{path}:{number} has sample {prediction.sample_id} again. Delete one of the two lines.")
         found[prediction.sample_id] = prediction
-    return list(found.values())
+    scores = _read_scores(folder)
+    return [replace(p, **scores[p.sample_id]) if p.sample_id in scores else p for p in found.values()]
+
+
+def predictions_sha256(folder: Path) -> str | None:
+    """Digest of the file as it is, None without one."""
+    path = folder / FILE_NAME
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
 @contextmanager
-def open_for_append(folder: Path) -> Iterator[TextIO]:
-    """Open the file for `append_prediction`, cutting off a last line that a crash left unfinished."""
-    path = folder / FILE_NAME
+def open_for_append(folder: Path, name: str = FILE_NAME) -> Iterator[TextIO]:
+    """Open a file for `append_prediction` or `append_score`, cutting off a last line that a crash left unfinished."""
+    path = folder / name
     if path.exists():
         os.truncate(path, _sound_length(path))
     with path.open("a", encoding="utf-8", newline="\n") as file:
@@ -102,9 +114,35 @@ def append_prediction(file: TextIO, prediction: Prediction) -> None:
     file.flush()
 
 
+def append_score(file: TextIO, sample_id: str, score: float, extra_scores: dict[str, float], empty: bool) -> None:
+    """Write down the score of a sample whose prediction is on disk."""
+    record = {"sample_id": sample_id, "score": score, "extra_scores": extra_scores, "empty": empty}
+    file.write(json.dumps(record) + "\n")
+    file.flush()
+
+
+def fold_scores(folder: Path) -> None:
+    """Put the scores written down so far into the lines of their predictions."""
+    path = folder / SCORES
+    if path.exists():
+        replace_predictions(folder, read_predictions(folder))
+        path.unlink()
+
+
 def replace_predictions(folder: Path, predictions: Iterable[Prediction]) -> None:
     """Write the whole file anew in one step, to fill in scores."""
     write_atomically(folder / FILE_NAME, "".join(_line(prediction) for prediction in predictions))
+
+
+def _read_scores(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / SCORES
+    if not path.exists():
+        return {}
+    try:
+        records = [json.loads(line) for line in path.read_bytes()[: _sound_length(path)].splitlines()]
+        return {record.pop("sample_id"): record for record in records}
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} holds no scores ({error}). Delete it, and the samples are scored again.") from None
 
 
 def _line(prediction: Prediction) -> str:

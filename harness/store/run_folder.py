@@ -1,28 +1,30 @@
-"""A run's folder: its name, its lock, and whether the run in it is the one that is asked for."""
+"""A run's folder: its name, and whether the run in it is the one that is asked for."""
 
 import contextlib
 import errno
-import fcntl
 import json
-import os
 import re
 import shutil
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
-
-import psutil
+from typing import Any
 
 from harness.errors import UserError
+from harness.store.lock import LOCK
 from harness.store.manifest import FILE_NAME as MANIFEST
-from harness.store.manifest import SCHEMA_VERSION, Manifest, digest, now, read_manifest, remove_leftovers
+from harness.store.manifest import RESULT_PACKAGES, SCHEMA_VERSION, Manifest, digest, read_manifest
 from harness.store.result_code import ResultCode
 
-LOCK = ".lock"
 HASH_DIGITS = 10
-WITHOUT_EFFECT = (("benchmark", "path"), ("results_dir",), ("overwrite",), ("tracker",))
+WITHOUT_EFFECT = (
+    ("benchmark", "path"),
+    ("model", "path"),
+    ("model", "revision"),
+    ("results_dir",),
+    ("overwrite",),
+    ("tracker",),
+)
 DISK_ERRORS = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -36,12 +38,16 @@ DISK_ERRORS = (
 )
 
 
-def make_run_id(config: dict[str, Any], data_sha256: str, code: ResultCode) -> str:
+def make_run_id(config: dict[str, Any], data_sha256: str, code: ResultCode, model: Mapping[str, str]) -> str:
     """Readable prefix and a hash of everything that decides results.
 
-    The place of the data, of the results and the tracker do not count; the data's content and the code do.
+    The places of the data, of the model and of the results do not count, nor does the tracker; the content of the data
+    and of the model's files does, and so does the code.
+
+    Args:
+        model: what tells the model from others, see `harness.model_identity`.
     """
-    identity = digest([SCHEMA_VERSION, _relevant(config), data_sha256, asdict(code)])[:HASH_DIGITS]
+    identity = digest([SCHEMA_VERSION, _relevant(config), data_sha256, asdict(code), model])[:HASH_DIGITS]
     policy, benchmark = config["policy"], config["benchmark"]
     parts = [policy["name"], config["model"]["name"], benchmark["name"]]
     if policy["budget"] is not None:
@@ -62,8 +68,12 @@ def was_begun_under(claim: str | None, folder: Path) -> bool:
     return claim is not None and found is not None and found.claim == claim
 
 
-def find_run_of_other_code(folder: Path, wanted: Manifest) -> Path | None:
-    """The newest run beside `folder` with the settings and the data of `wanted`, but other code; None without one."""
+def find_namesake(folder: Path, wanted: Manifest) -> tuple[Path, str] | None:
+    """The newest run beside `folder` with the settings and the data of `wanted`, but other code or another model.
+
+    Returns:
+        its folder and what differs, None without one.
+    """
     namesakes = folder.parent.glob(folder.name[:-HASH_DIGITS] + "?" * HASH_DIGITS)
     records = {path: _readable(path) for path in namesakes if path != folder}
     found = [
@@ -71,7 +81,34 @@ def find_run_of_other_code(folder: Path, wanted: Manifest) -> Path | None:
         for path, record in records.items()
         if record is not None and _settings(record) == _settings(wanted)
     ]
-    return max(found)[1] if found else None
+    if not found:
+        return None
+    path = max(found)[1]
+    here, there = wanted.model, records[path].model
+    files = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    return path, f"other files of the model ({', '.join(files)})" if files else "other code"
+
+
+def check_same_versions(folder: Path, found: Manifest, wanted: Manifest) -> None:
+    """Refuse to go on with a run that was begun with other versions of what decides results.
+
+    Raises:
+        UserError: names each package with both versions.
+    """
+    other = other_versions(found, wanted)
+    if other:
+        raise UserError(
+            f"{folder} was begun with {other}. Install those versions again to go on, or use overwrite=true to begin "
+            "anew with these."
+        )
+
+
+def other_versions(found: Manifest, wanted: Manifest) -> str:
+    """The packages that decide results and have other versions now, "" if none has."""
+    names = [name for name in RESULT_PACKAGES if found.versions.get(name) != wanted.versions.get(name)]
+    return ", ".join(
+        f"{name} {found.versions.get(name, '-')} (here {wanted.versions.get(name, '-')})" for name in names
+    )
 
 
 def check_same_run(folder: Path, found: Manifest, wanted: Manifest) -> None:
@@ -124,66 +161,6 @@ def clear(folder: Path) -> None:
             path.unlink()
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make `folder` and keep other processes out of it; the lock of a process that died is taken over.
-
-    Raises:
-        UserError: a living process, or one on another machine, works in it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK
-    with _exclusively_open(path) as file:
-        owner = _owner(file)
-        if owner is not None and _may_live(owner):
-            raise UserError(
-                f"{folder} is in use by process {owner['pid']} on {owner['host']} (since {owner['since']}). "
-                f"Wait for it; if it is dead, delete {path}."
-            )
-        process = psutil.Process()
-        _replace(
-            file,
-            {"pid": process.pid, "host": socket.gethostname(), "since": now(), "born": process.create_time()},
-        )
-    remove_leftovers(folder)
-    try:
-        yield
-    finally:
-        with _exclusively_open(path) as file:
-            _replace(file, None)
-
-
-@contextlib.contextmanager
-def _exclusively_open(path: Path) -> Iterator[TextIO]:
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-
-
-def _owner(file: TextIO) -> dict[str, Any] | None:
-    """The process that took the lock; None if none did, or if a full disk kept its name from being written."""
-    try:
-        return json.load(file)
-    except ValueError:
-        return None
-
-
-def _replace(file: TextIO, owner: dict[str, Any] | None) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write("" if owner is None else json.dumps(owner))
-    file.flush()
-
-
-def _may_live(owner: dict[str, Any]) -> bool:
-    if owner["host"] != socket.gethostname():
-        return True
-    try:
-        return psutil.Process(owner["pid"]).create_time() == owner["born"]
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _relevant(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a configuration that decides results."""
     relevant = json.loads(json.dumps(config))
@@ -208,8 +185,13 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
 
 def _identity(manifest: Manifest) -> dict[str, Any]:
     """What decides the results of a run, by dotted name."""
-    code = {"run_id": manifest.run_id, "code_sha256": manifest.code_sha256, "own_code": manifest.own_code}
-    return _settings(manifest) | _flat(code)
+    rest = {
+        "run_id": manifest.run_id,
+        "code_sha256": manifest.code_sha256,
+        "own_code": manifest.own_code,
+        "model_files": manifest.model,
+    }
+    return _settings(manifest) | _flat(rest)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,14 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from harness.report.conditions import warnings
 from harness.report.runs import make_groups, read_runs
+from harness.report.usage import total_tokens_per_s
 from harness.run import session
 from harness.run.experiment import run
-from harness.store.manifest import read_manifest
+from harness.store.manifest import read_manifest, write_manifest
+from harness.store.predictions import replace_predictions
+from tests.scripted_engine import ScriptedEngine
 from tests.scripted_run import COMMAND, by_id, only_folder, scripted_config, wait_for
 
 NUM_SAMPLES = 6
@@ -24,11 +29,12 @@ def start(byte_model, tmp_path, monkeypatch):
     """Start a run of six samples; returns its folder."""
     monkeypatch.setattr("harness.config_checks.inference_device", lambda: "cpu")
 
-    def start_run():
+    def start_run() -> Path:
         overrides = ["benchmark.tasks=[qasper,trec,lcc]", "benchmark.limit=2"]
         run(scripted_config(byte_model, tmp_path, *overrides), COMMAND)
         return only_folder(tmp_path)
 
+    start_run.results = tmp_path
     return start_run
 
 
@@ -62,15 +68,53 @@ def test_memory_of_a_resumed_run_covers_all_its_sessions(start, monkeypatch):
     assert [part for part, _ in usage(folder)] == ["1"] * 4 + ["2"] * 2
     memory = json.loads((folder / "metrics.json").read_text())["memory"]
     assert (memory["peak_blocks"], memory["num_samples_measured"]) == (max(blocks), NUM_SAMPLES)
-    assert memory["mean_blocks"] == pytest.approx(sum(blocks) / len(blocks), abs=0.05)
+    first, second = ([number for part, number in usage(folder) if part == session] for session in "12")
+    over_time = (sum(first[:-1]) + sum(second[:-1])) / 4  # a step a second, each number holding until the next
+    assert memory["mean_blocks"] == pytest.approx(over_time, abs=0.05)
     assert found_warnings(folder) == []
 
 
 def test_what_was_not_measured_is_said(start, monkeypatch):
-    folder = crashed_and_resumed(start, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedEngine, "stats", lambda self: 1 / 0)
+        patch.setenv("SCRIPTED_CRASH_AFTER", "4")
+        with pytest.raises(RuntimeError, match="scripted crash"):
+            start()
+    folder = start()
     assert measured(folder) == [0, 2]
     assert [part for part, _ in usage(folder)] == ["2"] * 2
     assert "measured on 2 of 6 samples; sessions that ended badly answered the others" in found_warnings(folder)[0]
+
+
+def test_a_session_that_crashes_in_order_is_measured_and_its_rows_are_scored(start, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("SCRIPTED_CRASH_AFTER", "4")
+        with pytest.raises(RuntimeError, match="scripted crash"):
+            start()
+        (folder,) = start.results.iterdir()
+    assert measured(folder) == [4]
+    assert [prediction.score is not None for prediction in by_id(folder).values()] == [True] * 4
+    (one,) = read_runs([folder])
+    metrics = one.metrics
+    assert (metrics["num_samples"], metrics["num_scored"]) == (4, 4)
+    assert metrics["memory"]["num_samples_measured"] == metrics["speed"]["num_samples"] == 4
+    assert metrics["eviction"]["num_evictions"] == sum(p.num_evictions for p in one.answered) > 0
+    assert metrics["memory"]["peak_resident_tokens"] == max(p.num_prompt_tokens for p in one.answered)
+    tokens = sum(p.num_prompt_tokens + p.num_output_tokens for p in one.answered)
+    assert total_tokens_per_s(one) == pytest.approx(tokens / metrics["speed"]["generation_s"], rel=0.01)
+
+
+def test_answers_that_a_kill_left_unscored_count_in_all_but_the_scores(start):
+    folder = start()
+    answers = [replace(one, score=None, extra_scores=None, empty=None) for one in by_id(folder).values()]
+    replace_predictions(folder, [answers[0], *list(by_id(folder).values())[1:]])
+    write_manifest(folder, replace(read_manifest(folder), status="started", predictions_sha256=None))
+    (one,) = read_runs([folder])
+    assert (one.metrics["num_samples"], one.metrics["num_scored"], one.num_unscored) == (6, 5, 1)
+    assert sum(task["num_samples"] for task in one.metrics["tasks"]) == 5
+    assert one.metrics["eviction"]["num_evicted_tokens"] == sum(p.num_evicted_tokens for p in answers)
+    assert start() == folder
+    assert all(p.score is not None for p in by_id(folder).values())
 
 
 def test_samples_that_fail_do_not_take_the_figures_of_the_others(start, monkeypatch):

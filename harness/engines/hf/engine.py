@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator
 
 from transformers import AutoModelForCausalLM
 
-from harness.engines.contract import BlockUsageSample, EngineStats, EvictionRecord, GenerationRequest, GenerationResult
+from harness.engines.contract import (
+    BlockUsageSample,
+    EngineStats,
+    EvictionRecord,
+    GenerationRequest,
+    GenerationResult,
+    mean_over_time,
+)
 from harness.engines.hf.cache import CacheShape
 from harness.engines.hf.generate import ReferenceTrace, run_reference
 from harness.engines.hf.selection import SCORE_BITS
@@ -81,19 +88,21 @@ class ReferenceEngine:
     def stats(self) -> EngineStats:
         """Counts since the engine was built."""
         blocks = [sample.blocks for sample in self._usage]
+        mean_blocks, measured_s = mean_over_time(self._usage)
         peak_blocks = max(blocks, default=0)
         return EngineStats(
             block_size=self._policy.block_size,
             num_blocks=peak_blocks,
             bytes_per_block=self._bytes_per_block,
             peak_blocks=peak_blocks,
-            mean_blocks=sum(blocks) / max(len(blocks), 1),
+            mean_blocks=mean_blocks,
             free_blocks_at_end=peak_blocks,
             num_steps=len(blocks),
             num_evictions=sum(record.num_evictions for record in self._records),
             num_evicted_tokens=sum(record.num_evicted_tokens for record in self._records),
             num_preemptions=0,
             eviction_time_s=self._eviction_s,
+            measured_s=measured_s,
             block_usage=list(self._usage),
             score_bits=SCORE_BITS,
         )

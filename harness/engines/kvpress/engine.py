@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.engines.contract import BlockUsageSample, EngineStats, EvictionRecord, GenerationRequest, GenerationResult
+from harness.engines.contract import (
+    BlockUsageSample,
+    EngineStats,
+    EvictionRecord,
+    GenerationRequest,
+    GenerationResult,
+    mean_over_time,
+)
 from harness.engines.kvpress.presses import Press
 from harness.engines.kvpress.process import INTERPRETER, WORKER, WorkerProcess
 
@@ -84,20 +91,21 @@ class KvpressEngine:
 
     def stats(self) -> EngineStats:
         """Counts since the engine was built; a step is one forward."""
-        blocks = [sample.blocks for sample in self._usage]
+        mean_blocks, measured_s = mean_over_time(self._usage)
         peak_blocks = max((record.peak_blocks for record in self._records), default=0)
         return EngineStats(
             block_size=self._block_size,
             num_blocks=peak_blocks,
             bytes_per_block=self._bytes_per_token * self._block_size,
             peak_blocks=peak_blocks,
-            mean_blocks=sum(blocks) / max(len(blocks), 1),
+            mean_blocks=mean_blocks,
             free_blocks_at_end=peak_blocks,
-            num_steps=len(blocks),
+            num_steps=len(self._usage),
             num_evictions=sum(record.num_evictions for record in self._records),
             num_evicted_tokens=sum(record.num_evicted_tokens for record in self._records),
             num_preemptions=0,
             eviction_time_s=self._press_s,
+            measured_s=measured_s,
             block_usage=list(self._usage),
         )
 

@@ -6,13 +6,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 
 from vllm import EngineArgs, SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from harness.engines.contract import BlockUsageSample, EngineStats, EvictionRecord, GenerationRequest, GenerationResult
+from harness.engines.contract import (
+    BlockUsageSample,
+    EngineStats,
+    EvictionRecord,
+    GenerationRequest,
+    GenerationResult,
+    mean_over_time,
+)
 from harness.engines.vllm.arguments import EngineShape, eviction_arguments
 from harness.engines.vllm.settings import CONFIG_KEY, EvictionSettings
 from harness.engines.vllm.trace import read_trace
@@ -70,19 +76,22 @@ class VllmEngine:
         """See `harness.engines.contract.Engine`; read from the scheduler's trace and from the workers."""
         shape, changes = read_trace(self._trace)
         steps, last = [change for change in changes if change.running], changes[-1] if changes else None
+        usage = [BlockUsageSample(step.t_s, step.blocks, step.running, step.prefilling) for step in changes]
+        mean_blocks, measured_s = mean_over_time(usage)
         return EngineStats(
             block_size=shape.block_size,
             num_blocks=shape.num_blocks,
             bytes_per_block=shape.bytes_per_block,
             peak_blocks=max((step.blocks for step in steps), default=0),
-            mean_blocks=fmean([step.blocks for step in steps]) if steps else 0.0,
+            mean_blocks=mean_blocks,
             free_blocks_at_end=shape.num_blocks - 1 - (last.blocks if last else 0),
             num_steps=len(steps),
             num_evictions=last.num_evictions if last else 0,
             num_evicted_tokens=last.num_evicted_tokens if last else 0,
             num_preemptions=last.num_preemptions if last else 0,
             eviction_time_s=max(self.llm_engine.collective_rpc("eviction_seconds")),
-            block_usage=[BlockUsageSample(step.t_s, step.blocks, step.running, step.prefilling) for step in changes],
+            measured_s=measured_s,
+            block_usage=usage,
             score_bits=SCORE_BITS,
         )
 
