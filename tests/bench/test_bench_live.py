@@ -43,7 +43,7 @@ def overrides(tmp_path_factory):
 @pytest.fixture(scope="module")
 def result(overrides):
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("harness.config", "harness.bench.config"):
+        for module in ("harness.config_checks", "harness.bench.config"):
             patch.setattr(f"{module}.inference_device", lambda: "cpu")
         folder = run(composed_plan(*overrides, "overwrite=true"), "a test")
     rows = json.loads((folder / "bench.json").read_text())
