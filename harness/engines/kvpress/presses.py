@@ -9,6 +9,10 @@ where the policy goes on to evict while decoding. Press and policy of one row of
 * lagkv: the press fills places that a lag cannot share evenly by the order of its top-k, the policy by age;
 * chunkkv: the press averages SnapKV's pooled scores, sums over heads, and keeps whole chunks only, so that its count
   is near C, not C;
+* ada_kv, and expected_attention with `head_adaptive`: the press masks keys and frees none, and counts single tokens
+  where the policy keeps whole pages (with blocks of one token they agree); its pooling is avg and its floor a minimum;
+* pyramid_kv: the press shares out C where the policy shares out C less the window, so its slope is steeper, and keeps
+  equally many in all layers if that leaves the last layer less than its window; single tokens, avg pooling;
 * random: another generator, and a draw per KV head.
 """
 
@@ -37,15 +41,42 @@ class Counterpart:
     Attributes:
         press: from the built policy to the press.
         translated: options of the policy that the press has too.
+        requires: option -> the value that the press implements, where the policy's default is another.
         also: option -> value that is accepted beside the policy's default, although the press has no such option.
     """
 
     press: Callable[[Any], Press]
     translated: tuple[str, ...] = ()
+    requires: tuple[tuple[str, object], ...] = ()
     also: tuple[tuple[str, object], ...] = ()
 
 
+def _adaptive(press: Press, policy: Any) -> Press:  # noqa: ANN401
+    """The press with budgets of heads by their scores."""
+    return {"name": "AdaKVPress", "alpha_safeguard": policy.floor, "press": press}
+
+
+def _snapkv(policy: Any, name: str = "SnapKVPress") -> Press:  # noqa: ANN401
+    return {"name": name, "window_size": policy.window, "kernel_size": policy.kernel}
+
+
+def _expected_attention(policy: Any) -> Press:  # noqa: ANN401
+    press = {
+        "name": "ExpectedAttentionPress",
+        "n_sink": policy.protect_first,
+        "n_future_positions": policy.num_future,
+        "epsilon": policy.epsilon,
+        "use_covariance": policy.use_covariance,
+    }
+    return _adaptive(press, policy) if policy.head_adaptive else press
+
+
 COUNTERPARTS = {
+    "ada_kv": Counterpart(
+        lambda policy: _adaptive(_snapkv(policy), policy),
+        ("window", "kernel", "floor"),
+        requires=(("pooling", "avg"), ("floor_rule", "minimum")),
+    ),
     "chunkkv": Counterpart(
         lambda policy: {
             "name": "ChunkKVPress",
@@ -55,14 +86,8 @@ COUNTERPARTS = {
         ("chunk_length", "window"),
     ),
     "expected_attention": Counterpart(
-        lambda policy: {
-            "name": "ExpectedAttentionPress",
-            "n_sink": policy.protect_first,
-            "n_future_positions": policy.num_future,
-            "epsilon": policy.epsilon,
-            "use_covariance": policy.use_covariance,
-        },
-        ("protect_first", "num_future", "epsilon", "use_covariance"),
+        _expected_attention,
+        ("protect_first", "num_future", "epsilon", "use_covariance", "head_adaptive", "floor"),
     ),
     "inverse_key_l2": Counterpart(lambda policy: {"name": "KnormPress"}),
     "keydiff": Counterpart(lambda policy: {"name": "KeyDiffPress"}),
@@ -73,11 +98,13 @@ COUNTERPARTS = {
         lambda policy: {"name": "LagKVPress", "n_sink": policy.protect_first, "lag_size": policy.lag},
         ("protect_first", "lag"),
     ),
-    "random": Counterpart(lambda policy: {"name": "RandomPress", "seed": policy.seed}, ("seed",)),
-    "snapkv": Counterpart(
-        lambda policy: {"name": "SnapKVPress", "window_size": policy.window, "kernel_size": policy.kernel},
-        ("window", "kernel"),
+    "pyramid_kv": Counterpart(
+        lambda policy: _snapkv(policy, "PyramidKVPress") | {"beta": policy.beta},
+        ("window", "kernel", "beta"),
+        requires=(("pooling", "avg"),),
     ),
+    "random": Counterpart(lambda policy: {"name": "RandomPress", "seed": policy.seed}, ("seed",)),
+    "snapkv": Counterpart(_snapkv, ("window", "kernel")),
     "streaming_llm": Counterpart(
         lambda policy: {"name": "StreamingLLMPress", "n_sink": policy.protect_first}, ("protect_first",)
     ),
@@ -126,11 +153,12 @@ def _check_options(name: str, options: dict[str, Any], counterpart: Counterpart,
         UserError: names option, value and remedy.
     """
     defaults = {field.name: field.default for field in fields(policy_class(name))}
-    for option, value in options.items():
+    expected = defaults | dict(counterpart.requires)
+    for option, value in (defaults | options).items():
         if option in (*counterpart.translated, "prefill_chunk"):
             continue
-        if value != defaults[option] and (option, value) not in counterpart.also:
+        if value != expected[option] and (option, value) not in counterpart.also:
             raise UserError(
                 f"policy.options.{option}={value} of policy={name} is unknown to kvpress's {press}. "
-                f"Use {defaults[option]}, or engine=vllm."
+                f"Use {expected[option]}, or engine=vllm."
             )

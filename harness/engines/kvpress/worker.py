@@ -112,7 +112,8 @@ class Watch:
         output = self._hook(module, inputs, kwargs, output)
         self.seconds += time.perf_counter() - start
         if self._record:
-            self.kept.append(kept_positions(before, cache.layers[module.layer_idx].keys))
+            kept = kept_positions(before, cache.layers[module.layer_idx].keys)
+            self.kept.append(without_masked(kept, getattr(module, "masked_key_indices", None)))
         return output
 
 
@@ -134,6 +135,14 @@ def kept_positions(before: torch.Tensor, after: torch.Tensor) -> list[list[int]]
             raise RuntimeError("keys cannot be told apart, or the press changes them: no positions to record")
         heads.append(sorted(place[row] for row in new_rows))
     return heads
+
+
+def without_masked(kept: list[list[int]], masked: tuple[torch.Tensor, ...] | None) -> list[list[int]]:
+    """The positions of each KV head but those that a press masks; `masked`: request, head and position of each."""
+    if masked is None:
+        return kept
+    gone = set(zip(masked[1].tolist(), masked[2].tolist(), strict=True))
+    return [[position for position in row if (head, position) not in gone] for head, row in enumerate(kept)]
 
 
 def _row_bytes(keys: torch.Tensor) -> list[list[bytes]]:

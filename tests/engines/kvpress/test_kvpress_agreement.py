@@ -118,6 +118,16 @@ def tiny_path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def uneven_path(tmp_path_factory):
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "uneven", uneven=True)
+
+
+@pytest.fixture(scope="module")
+def uneven(uneven_path):
+    return AutoModelForCausalLM.from_pretrained(uneven_path, dtype="float32").eval()
+
+
+@pytest.fixture(scope="module")
 def tiny(tiny_path):
     return AutoModelForCausalLM.from_pretrained(tiny_path, dtype="float32").eval()
 
@@ -202,6 +212,65 @@ def test_difference_a_press_that_masks_frees_nothing(tiny_path):
     press = {"name": "AdaKVPress", "press": {"name": "SnapKVPress", "window_size": 32}}
     (reply,) = ask(tiny_path, press, 128, [random_prompt(300)])
     assert (reply["kept_tokens"], reply["num_masked_tokens"]) == ([300] * 3, 300 - 128)
+
+
+ADA = {"window": 32, "kernel": 5, "pooling": "avg", "floor_rule": "minimum"}
+ADAPTIVE = [("ada_kv", ADA), ("ada_kv", ADA | {"floor": 0.0}), ("expected_attention", {"head_adaptive": True})]
+
+
+@pytest.mark.parametrize(("name", "options"), ADAPTIVE, ids=str)
+def test_budgets_of_heads_agree_token_by_token(uneven, uneven_path, name, options):
+    """With blocks of one token nothing is rounded to pages."""
+    budget, prompts = 96, [random_prompt(length, seed=length) for length in (200, 333)]
+    policy = build_policy(name, budget=budget, block_size=1, options=options)
+    press = press_for(name, budget, 1, options)
+    for reply, prompt in zip(ask(uneven_path, press, budget, prompts), prompts, strict=True):
+        (decision,) = reference(uneven, policy, prompt).decisions
+        assert reply["num_masked_tokens"] == len(prompt) - budget
+        counts = [count for heads in decision.counts for count in heads]
+        assert max(counts) > 1.5 * min(counts)
+        for layer, (ours, theirs) in enumerate(zip(decision.kept, reply["kept_positions"], strict=True)):
+            assert_same_layer(decision.scores[layer], ours, theirs, safe=int(budget * policy.floor))
+
+
+def assert_same_layer(scores: list[torch.Tensor], ours, theirs, safe: int) -> None:
+    """Sets are equal but for ties with the layer's last place, or a head's where the floor decides."""
+    num_kept = sum(map(len, ours))
+    assert num_kept == sum(map(len, theirs))
+    above_floor = [row[kept].min() for row, kept in zip(scores, ours, strict=True) if len(kept) > safe]
+    layer_cutoff = min(above_floor).item()
+    num_differing = 0
+    for row, our_row, their_row in zip(scores, ours, theirs, strict=True):
+        cutoffs = (layer_cutoff, row.sort(descending=True).values[max(safe - 1, 0)].item())
+        ties = set(our_row) ^ set(their_row)
+        for position in ties:
+            assert any(abs(row[position].item() - cutoff) <= TIE * abs(cutoff) for cutoff in cutoffs), position
+        num_differing += len(ties)
+    assert num_differing <= num_kept / 50
+
+
+def test_pyramid_layers_agree_up_to_their_counts(uneven, uneven_path):
+    """The press leaves the window out of its arithmetic, so counts differ, and each layer keeps SnapKV's best."""
+    budget, beta, prompt = 128, 2.0, random_prompt(400, seed=5)
+    options = {"window": 32, "kernel": 5, "pooling": "avg", "beta": beta}
+    policy = build_policy("pyramid_kv", budget=budget, block_size=1, options=options)
+    (decision,) = reference(uneven, policy, prompt).decisions
+    (reply,) = ask(uneven_path, press_for("pyramid_kv", budget, 1, options), budget, [prompt])
+    window = options["window"]
+    rest = budget - window
+    assert [heads[0] for heads in decision.counts] == [window + 3 * rest // 2, budget, window + rest // 2]
+    assert reply["kept_tokens"] == [3 * budget // 2, budget, budget // 2]
+    middle = decision.kept[1]
+    for ours, theirs, row in zip(middle, reply["kept_positions"][1], decision.scores[1], strict=True):
+        cutoff = min(row[p].item() for p in ours if p < len(prompt) - window)
+        assert all(abs(row[p].item() - cutoff) <= TIE * abs(cutoff) for p in set(ours) ^ set(theirs))
+
+
+def test_difference_pyramid_falls_back_to_equal_counts(uneven_path):
+    """Where the last layer would keep less than its window: at the default beta with every budget below 20 windows."""
+    options = {"window": 32, "kernel": 5, "pooling": "avg", "beta": 20.0}
+    (reply,) = ask(uneven_path, press_for("pyramid_kv", 128, 1, options), 128, [random_prompt(400)])
+    assert reply["kept_tokens"] == [128] * 3
 
 
 def test_only_one_layer_at_a_time_holds_the_whole_prompt(tiny_path):

@@ -9,19 +9,39 @@ from harness.errors import UserError
 from policies.registry import BUILT_IN, policy_class
 
 BUDGET, BLOCK_SIZE = 256, 32
+REQUIRED = {"ada_kv": {"pooling": "avg", "floor_rule": "minimum"}, "pyramid_kv": {"pooling": "avg"}}
 EXAMPLES = {
+    "ada_kv": (
+        {"window": 16, "kernel": 5, "floor": 0.5},
+        {
+            "name": "AdaKVPress",
+            "alpha_safeguard": 0.5,
+            "press": {"name": "SnapKVPress", "window_size": 16, "kernel_size": 5},
+        },
+    ),
     "chunkkv": (
         {"chunk_length": 10, "window": 16},
         {"name": "ChunkKVPress", "chunk_length": 10, "press": {"name": "SnapKVPress", "window_size": 16}},
     ),
     "expected_attention": (
-        {"protect_first": 2, "num_future": 64, "epsilon": 0.01, "use_covariance": False},
         {
-            "name": "ExpectedAttentionPress",
-            "n_sink": 2,
-            "n_future_positions": 64,
+            "protect_first": 2,
+            "num_future": 64,
             "epsilon": 0.01,
             "use_covariance": False,
+            "head_adaptive": True,
+            "floor": 0.1,
+        },
+        {
+            "name": "AdaKVPress",
+            "alpha_safeguard": 0.1,
+            "press": {
+                "name": "ExpectedAttentionPress",
+                "n_sink": 2,
+                "n_future_positions": 64,
+                "epsilon": 0.01,
+                "use_covariance": False,
+            },
         },
     ),
     "inverse_key_l2": ({}, {"name": "KnormPress"}),
@@ -31,6 +51,10 @@ EXAMPLES = {
         {"name": "SnapKVPress", "window_size": 16},
     ),
     "lagkv": ({"protect_first": 8, "lag": 64}, {"name": "LagKVPress", "n_sink": 8, "lag_size": 64}),
+    "pyramid_kv": (
+        {"window": 16, "kernel": 5, "beta": 10.0},
+        {"name": "PyramidKVPress", "window_size": 16, "kernel_size": 5, "beta": 10.0},
+    ),
     "random": ({"seed": 3}, {"name": "RandomPress", "seed": 3}),
     "snapkv": ({"window": 16, "kernel": 7}, {"name": "SnapKVPress", "window_size": 16, "kernel_size": 7}),
     "streaming_llm": ({"protect_first": 8}, {"name": "StreamingLLMPress", "n_sink": 8}),
@@ -39,7 +63,7 @@ EXAMPLES = {
 
 
 def press(name: str, **options):
-    return press_for(name, BUDGET, BLOCK_SIZE, options)
+    return press_for(name, BUDGET, BLOCK_SIZE, REQUIRED.get(name, {}) | options)
 
 
 @pytest.mark.parametrize("name", COUNTERPARTS)
@@ -69,11 +93,26 @@ def test_the_policys_defaults_are_spelt_out(name):
         ("tova", "protect_last", 2),
         ("streaming_llm", "granularity", "block"),
         ("expected_attention", "protect_last", 8),
+        ("ada_kv", "beta", 20.0),
+        ("inverse_key_l2", "skip_layers", 2),
     ],
 )
 def test_an_option_that_the_press_lacks_is_refused(name, option, value):
     with pytest.raises(UserError, match=rf"policy\.options\.{option}={value} of policy={name} is unknown to kvpress"):
         press(name, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("ada_kv", "pooling"), ("ada_kv", "floor_rule"), ("pyramid_kv", "pooling")]
+)
+def test_a_default_that_the_press_lacks_is_refused_with_what_it_has(name, option):
+    options = {key: value for key, value in REQUIRED[name].items() if key != option}
+    with pytest.raises(UserError, match=rf"options\.{option}=.* is unknown to kvpress.*Use {REQUIRED[name][option]}"):
+        press_for(name, BUDGET, BLOCK_SIZE, options)
+
+
+def test_expected_attention_is_alone_where_heads_keep_equally_many():
+    assert press("expected_attention")["name"] == "ExpectedAttentionPress"
 
 
 def test_tova_may_name_the_protection_that_the_press_has():
