@@ -4,9 +4,10 @@ An engine turns `GenerationRequest`s into `GenerationResult`s in the order in wh
 `harness.engines.vllm` (vLLM) and `harness.engines.hf` (Hugging Face) implement `Engine`; tests use a scripted one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Protocol
 
 
@@ -79,6 +80,33 @@ class BlockUsageSample:
 
 
 @dataclass(frozen=True)
+class KeptTokens:
+    """Tokens that layers and KV heads kept of the prompts that were evicted from.
+
+    Attributes:
+        num_prompts: how many these are.
+        mean, least, most: over prompts, by layer and KV head.
+    """
+
+    num_prompts: int
+    mean: list[list[float]]
+    least: list[list[int]]
+    most: list[list[int]]
+
+    @classmethod
+    def over(cls, prompts: Sequence[Sequence[Sequence[int]]]) -> "KeptTokens | None":
+        """From the counts of each prompt, by layer and KV head; None without prompts."""
+        if not prompts:
+            return None
+
+        def reduce(function: Callable[[Sequence[int]], float]) -> list[list]:
+            layers = (zip(*layer, strict=True) for layer in zip(*prompts, strict=True))
+            return [[function(counts) for counts in heads] for heads in layers]
+
+        return cls(len(prompts), reduce(fmean), reduce(min), reduce(max))
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Memory and work of a whole run, read from the engine's own pool, not from a formula.
 
@@ -86,6 +114,7 @@ class EngineStats:
         mean_blocks: KV blocks in use over time, see `mean_over_time`.
         measured_s: seconds over which it is the mean.
         score_bits: significant bits at which scores of tokens were compared; None if another implementation chose.
+        kept: where layers and heads keep unequally many tokens; None elsewhere.
     """
 
     block_size: int
@@ -102,6 +131,7 @@ class EngineStats:
     measured_s: float = 0.0
     block_usage: list[BlockUsageSample] = field(default_factory=list)
     score_bits: int | None = None
+    kept: KeptTokens | None = None
 
 
 def mean_over_time(usage: Sequence[BlockUsageSample]) -> tuple[float, float]:

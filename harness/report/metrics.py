@@ -5,6 +5,8 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
+
 from harness.benchmarks.longbench.aggregates import overall_average
 from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import TaskScore, task_score
@@ -112,6 +114,10 @@ def _memory(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str
         "mean_peak_resident_tokens": _mean(p.peak_resident_tokens for p in rows),
         "mean_final_resident_tokens": _mean(p.final_resident_tokens for p in rows),
         "num_samples": len(rows),
+        "mean_resident_share": _mean(
+            p.final_resident_tokens / (p.num_prompt_tokens + p.num_output_tokens) for p in rows
+        ),
+        "kept": _kept([engine["kept"] for engine in engines if engine.get("kept")]),
         "num_samples_measured": sum(session.num_measured for session in sessions),
     }
 
@@ -125,6 +131,28 @@ def _mean_blocks(engines: Sequence[dict[str, Any]]) -> float | None:
         return fmean(engine["mean_blocks"] for engine in engines)
     blocks = sum(engine["mean_blocks"] * covered for engine, covered in zip(engines, seconds, strict=True))
     return blocks / sum(seconds)
+
+
+def _kept(sessions: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Tokens that layers and heads kept of prompts, over all sessions, as in `harness.engines.contract.KeptTokens`.
+
+    With the mean, the least and the most over all layers, heads and prompts; None where all keep equally many.
+    """
+    if not sessions:
+        return None
+    weights = [session["num_prompts"] for session in sessions]
+    mean = np.average([session["mean"] for session in sessions], axis=0, weights=weights)
+    least = np.min([session["least"] for session in sessions], axis=0)
+    most = np.max([session["most"] for session in sessions], axis=0)
+    return {
+        "num_prompts": sum(weights),
+        "mean_tokens": round(float(mean.mean()), 1),
+        "least_tokens": int(least.min()),
+        "most_tokens": int(most.max()),
+        "mean": mean.round(2).tolist(),
+        "least": least.tolist(),
+        "most": most.tolist(),
+    }
 
 
 def _speed(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from harness.engines.contract import (
     EvictionRecord,
     GenerationRequest,
     GenerationResult,
+    KeptTokens,
     mean_over_time,
 )
 from harness.engines.hf.cache import CacheShape
 from harness.engines.hf.generate import ReferenceTrace, run_reference
 from harness.engines.hf.selection import SCORE_BITS
 from harness.errors import UserError
-from policies.base import Policy
+from policies.base import Phase, Policy
 from policies.registry import build_policy
 
 FULL_BLOCK_SIZE = 32
@@ -57,6 +58,7 @@ class ReferenceEngine:
         self._bytes_per_block = self._count_block_bytes()
         self._usage: list[BlockUsageSample] = []
         self._records: list[EvictionRecord] = []
+        self._kept: list[list[list[int]]] = []
         self._eviction_s = 0.0
         self._start_s: float | None = None
 
@@ -105,6 +107,7 @@ class ReferenceEngine:
             measured_s=measured_s,
             block_usage=list(self._usage),
             score_bits=SCORE_BITS,
+            kept=KeptTokens.over(self._kept),
         )
 
     def close(self) -> None:
@@ -129,6 +132,9 @@ class ReferenceEngine:
             peak_blocks=self._num_blocks(peak),
         )
         self._records.append(record)
+        of_prompt = [decision.counts for decision in trace.decisions if decision.phase is not Phase.DECODE]
+        if self._policy.allocation == "ragged" and of_prompt:
+            self._kept.append(of_prompt[-1])
         self._eviction_s += trace.eviction_s
         return record
 
