@@ -196,9 +196,9 @@ def installed_versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the harness and whether files differ from it; None outside a git checkout."""
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
+    """Commit of the harness and whether files differ from it; None outside a git checkout of its own."""
+    commit, top = _git("rev-parse", "HEAD"), _git("rev-parse", "--show-toplevel")
+    if commit is None or top is None or Path(top).resolve() != PROJECT_ROOT:
         return None
     return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
 
