@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--figures", type=Path, metavar="DIR", help="write only the figures, here")
     parser.add_argument(
-        "--paper", type=Path, default=DEFAULT_PAPER, metavar="DIR", help="the paper's numbers (default: %(default)s)"
+        "--paper", type=Path, metavar="DIR", help=f"the paper's numbers (default: {DEFAULT_PAPER}, if it is there)"
     )
     parser.add_argument(
         "--samples-per-task", type=int, default=10, metavar="N", help="samples on the page (default: %(default)s)"
@@ -50,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> None:
     if options.samples_per_task < 0:
         raise UserError(f"--samples-per-task={options.samples_per_task} is negative. Use 0 or more.")
-    sources = read_sources(options.runs, options.paper)
+    paper = options.paper or (DEFAULT_PAPER if DEFAULT_PAPER.is_dir() else None)  # not there outside the repository
+    sources = read_sources(options.runs, paper)
     print(
         f"{len(sources.runs)} runs in {len(sources.groups)} groups, {len(sources.bench)} rows of load tests", flush=True
     )

@@ -34,7 +34,7 @@ class Sources:
     paper: Sequence[Known]
 
 
-def read_sources(paths: Sequence[Path], paper: Path) -> Sources:
+def read_sources(paths: Sequence[Path], paper: Path | None) -> Sources:
     """Read run folders, load tests and the paper's numbers.
 
     Raises:
@@ -46,7 +46,7 @@ def read_sources(paths: Sequence[Path], paper: Path) -> Sources:
             f"no run was found in {', '.join(str(path) for path in paths)}: no folder there holds a manifest.json. "
             "Make one with: python -m harness"
         )
-    return Sources(runs, make_groups(runs), bench, read_paper(paper))
+    return Sources(runs, make_groups(runs), bench, [] if paper is None else read_paper(paper))
 
 
 def write_all_figures(sources: Sources, folder: Path) -> tuple[list[SavedFigure], list[Skipped]]:
