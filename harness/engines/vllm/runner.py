@@ -19,7 +19,7 @@ from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.observers import QUERY_SIGNALS, Observers, watch
 from harness.engines.vllm.plan import StepPlan
 from harness.engines.vllm.refusals import refuse_layers, refuse_rotary
-from harness.engines.vllm.retention import RetentionLog
+from harness.engines.vllm.retention import Resident, RetentionLog
 from harness.engines.vllm.rotation import inverse_frequencies, rotary_of
 from harness.engines.vllm.settings import read_settings
 from harness.engines.vllm.signals.batch import StepBatch
@@ -46,6 +46,7 @@ class EvictionRunning(_Base):
         self.eviction_policy = settings.build_policy(vllm_config.cache_config.block_size)
         self._num_evicted = self._make_buffer(self.max_num_reqs, dtype=torch.int32)
         self._num_resident: dict[str, int] = {}
+        self._num_seen: dict[str, int] = {}
         self._observers: Observers | None = None
         self._retention: RetentionLog | None = None
         self.compactor: Compactor | None = None
@@ -105,8 +106,9 @@ class EvictionRunning(_Base):
             average_over_ranks=_average_over_tensor_parallel_ranks,
             device=self.device,
         )
-        if self._settings.retention is not None and get_tp_group().rank_in_group == 0:
-            self._retention = RetentionLog(self._settings.retention, self.compactor, self.eviction_policy.block_size)
+        if self._settings.retention is not None:
+            folder = self._settings.retention if get_tp_group().rank_in_group == 0 else None
+            self._retention = RetentionLog(folder, self.compactor, self.eviction_policy)
 
     def _rotary(self, layers: Sequence[torch.nn.Module]) -> torch.nn.Module:
         rotary = rotary_of(self.model)
@@ -144,8 +146,11 @@ class EvictionRunning(_Base):
         if plan.evictions:
             self._evict(plan)
         self.record_resident(scheduler_output.finished_req_ids)
+        if self._retention is not None:
+            self._record_prompts(scheduler_output.preempted_req_ids or ())
         for request_id in chain(scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or ()):
             self._num_resident.pop(request_id, None)
+            self._num_seen.pop(request_id, None)
             if self._observers is not None:
                 self._observers.forget(request_id)
             if self.compactor is not None:
@@ -176,21 +181,29 @@ class EvictionRunning(_Base):
                 table.block_table.np[row, num_blocks : table.num_blocks_per_row[row]] = 0  # as vLLM leaves free rows
                 table.num_blocks_per_row[row] = num_blocks
             if self._retention is not None and victim.eviction.phase is Phase.PREFILL_END:
-                self._record(victim.request_id, "prefill_end")
+                self._retention.prompt_evicted(self._resident(victim.request_id))
 
     def record_resident(self, request_ids: Iterable[str] | None = None) -> None:
         """Write down what is resident of finished requests; of all that are left when the engine is idle."""
         if self._retention is None:
             return
-        for request_id in list(self._num_resident) if request_ids is None else request_ids:
-            if request_id in self._num_resident:
-                self._record(request_id, "end")
-                del self._num_resident[request_id]
+        wanted = self._num_resident.keys() if request_ids is None else request_ids
+        ended = [request_id for request_id in wanted if request_id in self._num_resident]
+        self._retention.end(map(self._resident, ended))
+        for request_id in ended:
+            del self._num_resident[request_id]
 
-    def _record(self, request_id: str, phase: str) -> None:
-        state = self.requests[request_id]
-        resident = self._num_resident[request_id]
-        self._retention.record(request_id, phase, state.block_ids[0], resident, state.num_prompt_tokens)
+    def _record_prompts(self, preempted: Iterable[str]) -> None:
+        """Write down the prompts that the last step has read and that nothing is evicted from."""
+        for request_id in preempted:
+            self._retention.forget(request_id)
+        for request_id in self._retention.prompts:
+            self._retention.prompt(self._resident(request_id))
+
+    def _resident(self, request_id: str) -> Resident:
+        state, resident = self.requests[request_id], self._num_resident[request_id]
+        seen = self._num_seen[request_id]
+        return Resident(request_id, state.num_prompt_tokens, state.block_ids[0], resident, seen)
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
         """As stock; then lower lengths and slots of evicted requests and index the new tokens' positions."""
@@ -199,6 +212,8 @@ class EvictionRunning(_Base):
             return prepared
         num_reqs, total = self.input_batch.num_reqs, scheduler_output.total_num_scheduled_tokens
         plan: StepPlan = scheduler_output.kv_eviction
+        if self._retention is not None:
+            self._note_prompts(plan, self.optimistic_seq_lens_cpu[:num_reqs].tolist())
         positions = self.positions[:total]
         places = self._lower_lengths(plan, num_reqs, positions) if plan.num_evicted else positions
         slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu[:total]
@@ -210,6 +225,13 @@ class EvictionRunning(_Base):
         if self._observers is not None:
             self._observers.begin_step(self._step_batch(plan, lengths, slot_mapping))
         return prepared
+
+    def _note_prompts(self, plan: StepPlan, num_seen: list[int]) -> None:
+        """Remember how far every request of this step gets, and which prompts end in it."""
+        for request_id, seen in zip(self.input_batch.req_ids, num_seen, strict=True):
+            self._num_seen[request_id] = seen
+            if request_id in plan.prefilling and seen >= self.requests[request_id].num_prompt_tokens:
+                self._retention.read_prompt(request_id)
 
     def _step_batch(self, plan: StepPlan, num_resident: list[int], slot_mapping: torch.Tensor) -> StepBatch:
         """This step's requests as the observers see them."""
