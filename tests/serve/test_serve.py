@@ -1,129 +1,170 @@
-"""The stock OpenAI server with nothing but `--additional-config`, asked by the `openai` client."""
+"""Stock OpenAI servers of the embedded model with nothing but `--additional-config`, asked by clients.
+
+Each server is asked in the order of this file; the last test of each ends it.
+"""
 
 import json
 import os
-import re
-import socket
+import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from harness.models import prepare_embedded_model
+from tests.serve.servers import ENVIRONMENT, NAME, running_server, server_command, stream
 from tests.tiny_llama import random_prompt, save_tiny_llama
 
 pytest.importorskip("vllm", reason="needs vLLM (make setup)")
 openai = pytest.importorskip("openai", reason="needs the openai client (make setup)")
 
-BUDGET, BLOCK = 64, 32
-START_SECONDS = 240
-ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive", "VLLM_NO_USAGE_STATS": "1"}
+BUDGET, CHUNK = 128, 64
+NEW, DRAIN = 40, 60
 
 pytestmark = pytest.mark.slow
 
 
-def server_command(model, *extra, policy="paged_eviction"):
-    """`vllm serve` as vLLM's CPU build can start it: its `vllm` command looks for a distribution named vllm."""
-    settings = {"kv_eviction": {"policy": policy, "budget": BUDGET}}
-    return [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *("--additional-config", json.dumps(settings), "--served-model-name", "tiny", "--host", "127.0.0.1"),
-        *("--dtype", "float32", "--block-size", str(BLOCK), "--max-model-len", "1024", "--enforce-eager"),
-        *("--kv-cache-memory-bytes", "50000000", *extra),
-    ]  # fmt: skip
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(scope="module")
+def model():
+    return prepare_embedded_model()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+def paged(model, tmp_path_factory):
+    """PagedEviction, as a user would have it."""
+    folder = tmp_path_factory.mktemp("paged")
+    settings = {"kv_eviction": {"policy": "paged_eviction", "budget": BUDGET}}
+    with running_server(model, settings, folder, ["--shutdown-timeout", str(DRAIN)]) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
-    """Base URL of a running server."""
-    port, log = free_port(), tmp_path_factory.mktemp("serve") / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            server_command(model, "--port", str(port)), stdout=output, stderr=output, env=os.environ | ENVIRONMENT
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_healthy(url, process, log)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
+def h2o(model, tmp_path_factory):
+    """H2O on prompts read in chunks."""
+    settings = {"policy": "h2o", "budget": BUDGET, "options": {"prefill": "chunked", "prefill_chunk": CHUNK}}
+    with running_server(model, {"kv_eviction": settings}, tmp_path_factory.mktemp("h2o")) as server:
+        yield server
 
 
-def wait_until_healthy(url, process, log):
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-3000:]
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2):
-                return
-        except OSError:
-            time.sleep(1)
-    pytest.fail(f"the server did not answer within {START_SECONDS} s: {log.read_text()[-3000:]}")
-
-
-def metric(url, name):
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
-        (value,) = re.findall(rf'^vllm_kv_eviction_{name}{{engine="0"}} (\S+)$', response.read().decode(), re.MULTILINE)
-    return float(value)
-
-
-def complete(client, index, num_tokens=90):
+def complete(server, index, num_tokens=NEW):
     """Text of a streamed completion, and the number of pieces it came in."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     pieces = client.completions.create(
-        model="tiny", prompt=random_prompt(150 + index, index), max_tokens=num_tokens, temperature=0, stream=True,
+        model=NAME, prompt=random_prompt(150 + index, index), max_tokens=num_tokens, temperature=0, stream=True,
         extra_body={"ignore_eos": True},
     )  # fmt: skip
     texts = [piece.choices[0].text for piece in pieces]
     return "".join(texts), len(texts)
 
 
-def test_eight_streaming_clients_get_what_one_alone_gets_and_metrics_count(server):
-    client = openai.OpenAI(base_url=f"{server}/v1", api_key="none")
-    alone = [complete(client, index) for index in range(8)]
-    before = metric(server, "evictions_total")
-    with ThreadPoolExecutor(8) as clients:
-        together = list(clients.map(lambda index: complete(client, index), range(8)))
+def four_at_once_answer_as_one_alone(server):
+    """Evictions that the four took."""
+    alone = [complete(server, index) for index in range(4)]
+    before = server.metric("evictions_total")
+    with ThreadPoolExecutor(4) as clients:
+        together = list(clients.map(lambda index: complete(server, index), range(4)))
     assert [text for text, _ in together] == [text for text, _ in alone]
     assert all(pieces > 10 for _, pieces in together), "answers are streamed"
-    # 150 to 157 prompt tokens are cut to 64, and 90 new tokens fill two more blocks beyond the budget.
-    assert metric(server, "evictions_total") - before == 8 * 3
-    assert metric(server, "evicted_tokens_total") > 0
-    assert metric(server, "resident_blocks") == 0
+    assert server.metric("evicted_tokens_total") > 0
+    assert server.metric("resident_blocks") == 0
+    assert server.metric("bad_scores") == 0
+    return server.metric("evictions_total") - before
 
 
-def test_a_client_that_disconnects_leaves_no_block_behind(server):
-    client = openai.OpenAI(base_url=f"{server}/v1", api_key="none")
-    stream = client.completions.create(
-        model="tiny", prompt=random_prompt(200, 1), max_tokens=800, temperature=0, stream=True,
+def test_it_says_at_start_that_eviction_is_on(paged):
+    (line,) = [line for line in paged.log.read_text().splitlines() if "KV eviction is on" in line]
+    assert "policy=paged_eviction, budget=128 tokens, prefill=after, block_size=32" in line
+    assert "admission: as stock vLLM (reserve=false); switched off: prefix caching" in line
+    assert not list(paged.log.parent.glob("kv-eviction-counters-*")), "a kill would leave it behind"
+
+
+def test_four_streaming_clients_get_what_one_alone_gets_and_metrics_count(paged):
+    """150 to 153 prompt tokens are cut to 128, and 39 more tokens fill one block beyond the budget."""
+    assert four_at_once_answer_as_one_alone(paged) == 4 * 2
+
+
+def test_a_chat_client_that_names_no_length_is_answered(paged):
+    client = openai.OpenAI(base_url=f"{paged.url}/v1", api_key="none")
+    answer = client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "Say yes."}])
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_client_that_disconnects_leaves_no_block_behind(paged):
+    client = openai.OpenAI(base_url=f"{paged.url}/v1", api_key="none")
+    pieces = client.completions.create(
+        model=NAME, prompt=random_prompt(200, 1), max_tokens=800, temperature=0, stream=True,
         extra_body={"ignore_eos": True},
     )  # fmt: skip
-    next(iter(stream))
-    stream.close()
+    next(iter(pieces))
+    pieces.close()
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        complete(client, 3, num_tokens=2)  # metrics move with steps
-        if metric(server, "resident_blocks") == 0:
+        complete(paged, 3, num_tokens=2)  # metrics move with steps
+        if paged.metric("resident_blocks") == 0:
             return
     pytest.fail("blocks of an aborted request were not given back")
 
 
-def test_an_unsupported_setting_is_refused_by_name(model):
-    """`tests/engines/vllm/test_refusals.py` has the others."""
-    command, environment = server_command(model, "--enable-prefix-caching"), os.environ | ENVIRONMENT
-    result = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
-    assert result.returncode != 0
-    assert "prefix caching is on" in result.stdout + result.stderr
+def test_vllms_own_load_test_runs_against_it(paged, model, tmp_path):
+    """As harness/engines/vllm/README.md says, on few and short requests."""
+    command = [
+        *(sys.executable, "-m", "tests.serve.bench_serve", "--model", str(model), "--served-model-name", NAME),
+        *("--base-url", paged.url, "--dataset-name", "random", "--random-input-len", "160", "--random-output-len", "8"),
+        *("--num-prompts", "6", "--ignore-eos", "--save-result", "--result-dir", str(tmp_path)),
+        *("--result-filename", "load.json"),
+    ]  # fmt: skip
+    before = paged.metric("evictions_total")
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | ENVIRONMENT
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    figures = json.loads((tmp_path / "load.json").read_text())
+    assert (figures["completed"], figures["total_output_tokens"]) == (6, 6 * 8)
+    assert figures["output_throughput"] > 0
+    assert paged.metric("evictions_total") - before >= 6
+
+
+def end_under_load(server, kill, num_tokens):
+    """Outcomes of 12 streams when `kill` is called in the middle, and the seconds that they took from then on."""
+    with ThreadPoolExecutor(12) as pool:
+        streams = [pool.submit(stream, server.url, random_prompt(200, index), num_tokens) for index in range(12)]
+        time.sleep(3)
+        start = time.monotonic()
+        kill()
+        outcomes = [each.result() for each in streams]
+    return outcomes, time.monotonic() - start
+
+
+def test_a_server_that_is_told_to_end_finishes_what_it_has_begun(paged):
+    outcomes, seconds = end_under_load(paged, lambda: paged.process.send_signal(signal.SIGTERM), 120)
+    assert [error for *_, error in outcomes] == [None] * 12
+    assert seconds < DRAIN
+    assert paged.process.wait(timeout=60) is not None
+
+
+def test_prompts_read_in_chunks_are_answered_alike_alone_and_together(h2o):
+    """150 to 153 tokens in chunks of 64: one eviction after the last, and one before each of 38 tokens."""
+    assert four_at_once_answer_as_one_alone(h2o) == 4 * (1 + 38)
+
+
+def test_clients_hear_at_once_that_the_engine_core_died(h2o):
+    outcomes, seconds = end_under_load(h2o, h2o.engine_core().kill, 700)
+    assert all(error is not None for *_, error in outcomes)
+    assert seconds < 15
+    assert not list(h2o.log.parent.glob("kv-eviction-counters-*"))
+
+
+def test_what_cannot_be_is_refused_in_one_line(tmp_path):
+    """`tests/engines/vllm/test_settings.py` and `test_refusals.py` have the other refusals."""
+    model = save_tiny_llama(tmp_path / "tiny")
+    command = server_command(model, {"kv-eviction": {"policy": "h2o", "budget": 64}})
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, env=os.environ | ENVIRONMENT, check=False
+    )
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last == 'error: additional_config has "kv-eviction", which nothing reads. Did you mean "kv_eviction"?'
+    assert "Traceback" not in result.stderr

@@ -1,5 +1,8 @@
 """vLLM engine arguments: what the harness fixes, and what the plugin adds."""
 
+import hashlib
+import json
+from collections import UserDict
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -87,5 +90,17 @@ def plugin_arguments(settings: EvictionSettings, *, asynchronous: bool) -> dict[
         "async_scheduling": asynchronous,
         "scheduler_cls": f"harness.engines.vllm.scheduler.{scheduler}",
         "worker_cls": f"harness.engines.vllm.{worker}",
-        "additional_config": {CONFIG_KEY: asdict(settings)},
+        "additional_config": AdditionalConfig({CONFIG_KEY: asdict(settings)}),
     }
+
+
+class AdditionalConfig(UserDict[str, Any]):
+    """vLLM's `additional_config`, of which the plugin's own part stays out of the hash of compiled graphs.
+
+    No policy changes a graph, and temporary paths in the hash would make every start compile anew.
+    """
+
+    def compute_hash(self) -> str:
+        """vLLM's protocol `SupportsHash`."""
+        others = {key: value for key, value in self.data.items() if key != CONFIG_KEY}
+        return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()

@@ -19,8 +19,9 @@ from harness.engines.vllm.observers import Observers
 from harness.engines.vllm.paged import PagedValues, address
 from harness.engines.vllm.plan import Eviction
 from harness.engines.vllm.rotation import places_lost, turn_back
+from harness.engines.vllm.score_check import checked_scores
 from policies import Phase, Policy, Signal, Unit, View
-from policies.selection import reduce_heads, select
+from policies.selection import select
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,14 @@ class Compactor:
         self._all_finite = torch.ones((), dtype=torch.bool, device=device)
 
     @property
+    def finite(self) -> torch.Tensor:
+        """Bool on the device, False once a policy gave a score that is not finite."""
+        return self._all_finite
+
+    @property
     def scores_were_finite(self) -> bool:
         """False once a policy gave a score that is not finite. Waits for the device."""
-        return bool(self._all_finite)
+        return bool(self.finite)
 
     @torch.inference_mode()
     def evict(self, victims: Sequence[Victim]) -> None:
@@ -197,7 +203,7 @@ class Compactor:
     def _scores(self, group: _Group) -> torch.Tensor:
         """float32 [L, N, H or 1, T] of the tokens without a score; equal on all ranks where heads share one choice."""
         scores = [
-            reduce_heads(self._policy, self._policy.score(self._view(group, layer)))
+            checked_scores(self._policy, self._view(group, layer), self._layouts[layer].num_heads)
             for layer in range(len(self._layouts))
         ]
         stacked = torch.stack(scores)

@@ -6,10 +6,12 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from harness.engines.vllm.layout import InterleavedLayout
+from harness.engines.vllm.prompt_rows import rows_of_state
 from harness.engines.vllm.runner import EvictionRunning
 from harness.engines.vllm.worker import EvictionReporting
 from policies import Policy, Signal
 
+GIB = 1 << 30
 POSITION_BYTES = torch.int32.itemsize
 SIGNAL_BYTES = torch.float32.itemsize
 
@@ -26,9 +28,17 @@ class EvictionGPUModelRunner(EvictionRunning, GPUModelRunner):
             return available
         spec = next(iter(specs.values()))
         num_query_heads = self.model_config.get_num_attention_heads(self.parallel_config)
-        per_block, fixed = bytes_beside(self.eviction_policy, spec, num_query_heads, self.max_num_reqs)
+        num_rows = rows_of_state(self.eviction_policy, self.max_num_reqs)
+        per_block, fixed = bytes_beside(self.eviction_policy, spec, num_query_heads, num_rows)
         share = spec.page_size_bytes / (spec.page_size_bytes + per_block)
-        return int((available - fixed * len(specs)) * share)
+        left = available - fixed * len(specs)
+        if left <= 0:
+            raise ValueError(
+                f"policy={self.eviction_policy.name} keeps {fixed * len(specs) / GIB:.1f} GiB of what its requests "
+                f"asked for, {num_rows} rows of it, and {available / GIB:.1f} GiB are left on this device. "
+                "Lower max_num_seqs, raise gpu_memory_utilization, or use another policy."
+            )
+        return int(left * share)
 
 
 class EvictionGPUWorker(EvictionReporting, Worker):
@@ -54,7 +64,7 @@ def bytes_beside(policy: Policy, spec: FullAttentionSpec, num_query_heads: int, 
         policy: names its signals.
         spec: the layer's cache.
         num_query_heads: query heads of this rank.
-        num_rows: requests that can be under way at once.
+        num_rows: see `rows_of_state`.
 
     Returns:
         Bytes a block, and bytes whatever the number of blocks.

@@ -117,6 +117,8 @@ class EvictingAttentionManager(FullAttentionManager):
 
     def _promised_blocks(self) -> int:
         """Blocks that admitted requests may still ask for."""
+        if not self.peak_blocks:
+            return 0
         return sum(
             max(self.peak_blocks.get(request_id, 0) - len(blocks), 0)
             for request_id, blocks in self.req_to_blocks.items()

@@ -36,14 +36,14 @@ class Observers:
             policy: names its signals.
             layouts: one a layer, in model order.
             num_blocks: blocks of the pool.
-            num_rows: requests that can be under way at once.
+            num_rows: requests that can be watched at once, and one row for those that are not.
             scale: softmax scale of the model's attention.
             rotary: the model's rotary embedding; needed for `Signal.QUERY_MOMENTS` only.
             device: where the caches lie.
         """
         signals, num_layers = policy.signals, len(layouts)
         self._prompts_only = policy.decode_unit is Unit.NONE
-        self._rows = Rows(num_rows)
+        self._rows, self._no_row = Rows(num_rows - 1), num_rows - 1
         self._watching = False
         self.mass = AttentionMass(layouts, num_blocks, scale, device) if Signal.ATTENTION_MASS in signals else None
         self._window = (
@@ -65,7 +65,10 @@ class Observers:
         self._watching = any(batch.prefilling) or not self._prompts_only
         if not self._watching:
             return
-        taken = [self._rows.take(request_id) for request_id in batch.request_ids]
+        taken = [
+            self._rows.take(request_id) if prefilling or not self._prompts_only else (self._no_row, False)
+            for request_id, prefilling in zip(batch.request_ids, batch.prefilling, strict=True)
+        ]
         rows = [row for row, _ in taken]
         if self.mass is not None:
             self.mass.begin_step(batch)
@@ -85,6 +88,11 @@ class Observers:
     def forget(self, request_id: str) -> None:
         """The request is finished or preempted."""
         self._rows.release(request_id)
+
+    def prompt_evicted(self, request_id: str) -> None:
+        """The request's prompt has been evicted from, and will not be looked at again if only prompts are."""
+        if self._prompts_only:
+            self._rows.release(request_id)
 
     def rows_of(self, request_ids: Sequence[str]) -> list[int]:
         """Where the observers keep what they know of these requests."""

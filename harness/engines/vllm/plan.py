@@ -27,7 +27,8 @@ class StepPlan:
         evictions: request id -> eviction to perform before this step.
         num_evicted: request id -> tokens evicted so far, this step's evictions included; requests without any are
             left out.
-        prefilling: requests that attend prompt tokens in this step (after a preemption: their output so far, too).
+        prefilling: requests that attend prompt tokens in this step (after a preemption: their output so far, too);
+            where only prompts are watched, those alone that will be evicted from.
     """
 
     evictions: dict[str, Eviction] = field(default_factory=dict)

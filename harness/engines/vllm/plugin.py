@@ -4,15 +4,22 @@ Inert unless `--additional-config '{"kv_eviction": {...}}'` is given. Then sched
 eviction cannot live with is switched off, or refused if it was asked for.
 """
 
-import atexit
 import functools
 import os
-import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.engines.vllm.settings import CONFIG_KEY, parse_settings
+from harness.engines.vllm.counters import temporary_counter_file
+from harness.engines.vllm.settings import (
+    CONFIG_KEY,
+    EvictionSettings,
+    check_folders,
+    parse_settings,
+    read_settings,
+    refuse_near_misses,
+)
 
 if TYPE_CHECKING:
     from vllm import EngineArgs
@@ -24,6 +31,7 @@ OWN_CLASSES = "harness.engines.vllm."
 def register() -> None:
     """Called by vLLM once in each of its processes, before any engine is configured."""
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.logger import init_logger
 
     stock = EngineArgs.create_engine_config
     if hasattr(stock, "__wrapped__"):
@@ -31,38 +39,83 @@ def register() -> None:
 
     @functools.wraps(stock)
     def create_engine_config(self: "EngineArgs", *args: Any, **kwargs: Any) -> "VllmConfig":
-        if CONFIG_KEY in (self.additional_config or {}) and not _is_configured(self):
-            configure(self)
-        return stock(self, *args, **kwargs)
+        with _plain_errors(is_server=_is_server(*args, **kwargs)):
+            refuse_near_misses(self.additional_config or {})
+            evicts = CONFIG_KEY in (self.additional_config or {}) and not _is_configured(self)
+            changes = configure(self) if evicts else []
+        config = stock(self, *args, **kwargs)
+        if evicts:
+            with _plain_errors(is_server=_is_server(*args, **kwargs)):
+                settings = read_settings(config)
+            init_logger(f"vllm.{__name__}").info(start_line(settings, config.cache_config.block_size, changes))
+        return config
 
     EngineArgs.create_engine_config = create_engine_config
 
 
-def configure(arguments: "EngineArgs") -> None:
+def _is_server(usage_context: object = None, *_: Any, **__: Any) -> bool:
+    from vllm.usage.usage_lib import UsageContext
+
+    return usage_context is UsageContext.OPENAI_API_SERVER
+
+
+@contextmanager
+def _plain_errors(*, is_server: bool) -> Iterator[None]:
+    """A server that refuses its settings ends with one line; vLLM would print its own traceback around it."""
+    try:
+        yield
+    except ValueError as error:
+        if is_server:
+            raise SystemExit(f"error: {error}") from None
+        raise
+
+
+def configure(arguments: "EngineArgs") -> list[str]:
     """Fill in the plugin's classes.
+
+    Returns:
+        What was switched off, in words.
 
     Raises:
         ValueError: the settings cannot be used. Refusals of other engine settings follow when the engine starts.
     """
     from vllm.config import CacheConfig, CUDAGraphMode
 
-    from harness.engines.vllm.arguments import plugin_arguments, watches_attention
+    from harness.engines.vllm.arguments import AdditionalConfig, plugin_arguments, watches_attention
 
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-    settings = parse_settings(arguments.additional_config[CONFIG_KEY])
+    given = arguments.additional_config[CONFIG_KEY]
+    settings = parse_settings({"reserve": False, **given} if isinstance(given, dict) else given)
+    check_folders(settings)
+    block_size = arguments.block_size or CacheConfig.DEFAULT_BLOCK_SIZE
+    watches = watches_attention(settings, block_size)  # builds the policy, which checks its own settings
     _refuse(arguments)
     if settings.counters is None:
-        settings = replace(settings, counters=_counter_file())
+        settings = replace(settings, counters=temporary_counter_file())
     asynchronous = arguments.async_scheduling is not False
     for name, value in plugin_arguments(settings, asynchronous=asynchronous).items():
         if name == "additional_config":
-            value = {**arguments.additional_config, **value}
+            value = AdditionalConfig({**arguments.additional_config, **value})
         setattr(arguments, name, value)
+    changes = []
     if arguments.enable_prefix_caching is None:
         arguments.enable_prefix_caching = False
-    compilation, block_size = arguments.compilation_config, arguments.block_size or CacheConfig.DEFAULT_BLOCK_SIZE
-    if compilation.cudagraph_mode is None and watches_attention(settings, block_size):
-        compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        changes.append("prefix caching")
+    if arguments.compilation_config.cudagraph_mode is None and watches:
+        arguments.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
+        changes.append("full CUDA graphs (attention is watched)")
+    return changes
+
+
+def start_line(settings: EvictionSettings, block_size: int, changes: Sequence[str]) -> str:
+    """What a server says of itself when it starts."""
+    policy = settings.build_policy(block_size)
+    admission = "the pool must hold every peak (reserve=true)" if settings.reserve else "as stock vLLM (reserve=false)"
+    what = f"budget={policy.budget} tokens, prefill={policy.prefill}" if policy.evicts else "which keeps everything"
+    return (
+        f"KV eviction is on: policy={policy.name}, {what}, block_size={block_size}; admission: {admission}; "
+        f"switched off: {', '.join(changes) or 'nothing'}"
+    )
 
 
 def _is_configured(arguments: "EngineArgs") -> bool:
@@ -83,11 +136,3 @@ def _refuse(arguments: "EngineArgs") -> None:
             f"KV eviction cannot run: api_server_count={arguments._api_process_count}, and each server would count "
             "evictions again; use 1."
         )
-
-
-def _counter_file() -> str:
-    """A file that is gone when this process ends."""
-    handle, path = tempfile.mkstemp(prefix="kv-eviction-counters-")
-    os.close(handle)
-    atexit.register(Path(path).unlink, missing_ok=True)
-    return path

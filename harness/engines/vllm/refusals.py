@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from harness.engines.vllm.private_names import missing_names
 from policies import Policy
 
 if TYPE_CHECKING:
     from vllm.config import SchedulerConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
-VLLM_VERSION = "0.32.0"
+CPU_VERSIONS, CUDA_VERSIONS = ("0.32.0",), ("0.32.0", "0.33.0")
 
 
 def refuse_settings(vllm_config: "VllmConfig", reserve: bool) -> None:
@@ -24,13 +25,10 @@ def refuse_settings(vllm_config: "VllmConfig", reserve: bool) -> None:
     Raises:
         ValueError: names the first that is not supported.
     """
-    import vllm
-
+    refuse_version()
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     _raise_first(
         {
-            f"vLLM {vllm.__version__} is installed, and the plugin hooks into the inside of {VLLM_VERSION}; install "
-            f"vllm=={VLLM_VERSION}": vllm.__version__ != VLLM_VERSION,
             "prefix caching is on, but evicted blocks are rewritten in place; set enable_prefix_caching=False": (
                 cache.enable_prefix_caching
             ),
@@ -59,6 +57,26 @@ def refuse_settings(vllm_config: "VllmConfig", reserve: bool) -> None:
                 reserve and not vllm_config.scheduler_config.scheduler_reserve_full_isl
             ),
         }
+    )
+
+
+def refuse_version() -> None:
+    """Check that the plugin was written for the installed vLLM.
+
+    Raises:
+        ValueError: names the version, those that will do, and what the plugin needs and does not find.
+    """
+    import vllm
+    from vllm.platforms import current_platform
+
+    known = CPU_VERSIONS if current_platform.is_cpu() else CUDA_VERSIONS
+    installed = vllm.__version__.partition("+")[0]
+    if installed in known:
+        return
+    missing = ", ".join(missing_names()) or "nothing, by name"
+    raise ValueError(
+        f"KV eviction cannot run: vLLM {installed} is installed, and the plugin hooks into the inside of "
+        f"{' and '.join(known)}. Install vllm=={known[0]}. (Missing from {installed}: {missing}.)"
     )
 
 

@@ -18,6 +18,7 @@ from harness.engines.vllm.kv_cache import EvictingAttentionSpec
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.observers import QUERY_SIGNALS, Observers, watch
 from harness.engines.vllm.plan import StepPlan
+from harness.engines.vllm.prompt_rows import rows_of_state
 from harness.engines.vllm.refusals import refuse_layers, refuse_rotary
 from harness.engines.vllm.retention import Resident, RetentionLog
 from harness.engines.vllm.rotation import inverse_frequencies, rotary_of
@@ -132,7 +133,7 @@ class EvictionRunning(_Base):
             self.eviction_policy,
             layouts,
             num_blocks=self.kv_cache_config.num_blocks,
-            num_rows=self.max_num_reqs,
+            num_rows=rows_of_state(self.eviction_policy, self.max_num_reqs),
             scale=layers[0].impl.scale,
             rotary=self._rotary(layers) if needs_rotary else None,
             device=self.device,
@@ -180,7 +181,11 @@ class EvictionRunning(_Base):
             if row is not None:
                 table.block_table.np[row, num_blocks : table.num_blocks_per_row[row]] = 0  # as vLLM leaves free rows
                 table.num_blocks_per_row[row] = num_blocks
-            if self._retention is not None and victim.eviction.phase is Phase.PREFILL_END:
+            if victim.eviction.phase is not Phase.PREFILL_END:
+                continue
+            if self._observers is not None:
+                self._observers.prompt_evicted(victim.request_id)
+            if self._retention is not None:
                 self._retention.prompt_evicted(self._resident(victim.request_id))
 
     def record_resident(self, request_ids: Iterable[str] | None = None) -> None:

@@ -5,30 +5,50 @@ back from the workers and asynchronous scheduling stays on. Freed blocks may be 
 compact before they write.
 """
 
-from dataclasses import asdict, dataclass, field, replace
+import functools
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from harness.engines.contract import EvictionRecord
-from harness.engines.vllm.counters import CounterFile, Counters
+from harness.engines.vllm.counters import CounterFile
 from harness.engines.vllm.kv_cache import EvictingAttentionManager
 from harness.engines.vllm.plan import Eviction, StepPlan
+from harness.engines.vllm.prompt_rows import prompt_rows
 from harness.engines.vllm.refusals import refuse_chunks
 from harness.engines.vllm.settings import CONFIG_KEY, read_settings
 from harness.engines.vllm.trace import PoolShape, StepUsage, TraceWriter
 from policies import Phase, Policy, Unit
 
 
-@dataclass
+@dataclass(slots=True)
 class _RequestState:
-    """What the scheduler remembers of a request. `prefilled` falls back when the request is preempted."""
+    """What the scheduler remembers of a request.
 
-    record: EvictionRecord = field(default_factory=EvictionRecord)
+    Attributes:
+        prefilled: the prompt has been attended; falls back when the request is preempted.
+        num_evictions, num_evicted_tokens: so far, those before a preemption included.
+        peak_tokens: the most tokens that were resident at once.
+    """
+
     prefilled: bool = False
+    num_evictions: int = 0
+    num_evicted_tokens: int = 0
+    peak_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the engine started."""
+
+    num_evictions: int = 0
+    num_evicted_tokens: int = 0
+    num_preemptions: int = 0
 
 
 class EvictionScheduling:
@@ -45,7 +65,11 @@ class EvictionScheduling:
         refuse_chunks(self._policy, self.scheduler_config, self.vllm_config.model_config.is_multimodal_model)
         self._reserve = settings.reserve
         self._states: dict[str, _RequestState] = {}
-        self._totals = EvictionRecord()
+        self._plan = functools.cache(self._policy.plan)  # pure, and asked for every request in every step
+        self._prompt_waits = False
+        self._rows = prompt_rows(self._policy, self.scheduler_config.max_num_seqs)
+        self._watched: set[str] = set()
+        self._totals = Totals()
         self._trace = TraceWriter(settings.trace, self._pool_shape()) if settings.trace else None
         self._counters = CounterFile(settings.counters) if settings.counters else None
 
@@ -60,64 +84,68 @@ class EvictionScheduling:
         if request.request_id not in self.requests:
             return
         self._states.setdefault(request.request_id, _RequestState())
-        if self._reserve:
-            self._manager.expect(request.request_id, self._peak_tokens(request, prefilled=False))
+        self._promise(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Evict, then schedule as stock; the plan travels as `SchedulerOutput.kv_eviction`."""
+        self._prompt_waits = False
         evictions = self._evict_running() if self._policy.evicts else {}
+        self._forget_unwatched()
         output = super().schedule(throttle_prefills)
         for request_id in output.preempted_req_ids or ():
+            self._totals.num_preemptions += 1
             evictions.pop(request_id, None)
             if request_id in self._states:  # one that was reset (pause, sleep) may have been aborted since
                 self._forget_progress(request_id)
-        evicted = self._manager.num_evicted
-        scheduled = output.num_scheduled_tokens
-        output.kv_eviction = StepPlan(
-            evictions,
-            {request_id: evicted[request_id] for request_id in scheduled if request_id in evicted},
-            frozenset(request_id for request_id in scheduled if not self._states[request_id].prefilled),
-        )
-        self._record_step(evictions, output)
+        self._count(evictions)
+        output.kv_eviction, num_prefilling = self._plan_of(evictions, output.num_scheduled_tokens)
+        self._trace_pool(len(output.num_scheduled_tokens), num_prefilling)
         return output
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Pin chunk borders: in chunked mode a chunk is scheduled whole or not at all.
 
         Otherwise the border, and with it the answer, would depend on which requests share the batch.
+        A chunk that does not fit keeps later ones back, so that no prompt overtakes another.
         """
         num_new_tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         remaining = request.num_tokens - num_computed_tokens
+        if self._rows is not None and num_computed_tokens == 0 and num_new_tokens and not self._take_row(request):
+            self._prompt_waits = True
+            return 0
         if self._policy.prefill != "chunked" or not self._policy.evicts or remaining <= 1:
             return num_new_tokens
         chunk = min(remaining, self._policy.prefill_chunk)
-        return chunk if num_new_tokens >= chunk else 0
+        self._prompt_waits |= num_new_tokens < chunk
+        return 0 if self._prompt_waits else chunk
 
     def _evict_running(self) -> dict[str, Eviction]:
-        """Plan and account this step's evictions."""
+        """Plan this step's evictions and free their blocks."""
         evictions = {}
+        num_evicted, states, plan = self._manager.num_evicted, self._states, self._plan
         for request in self.running:
-            phase = self._phase(request)
-            if phase is None or self._is_last_step_scheduled(request):
+            request_id = request.request_id
+            state = states[request_id]
+            phase = Phase.DECODE if state.prefilled and not request.is_prefill_chunk else self._prompt_phase(request)
+            if phase is None or (request.num_output_placeholders and self._is_last_step_scheduled(request)):
                 continue
-            request_id, seen = request.request_id, request.num_computed_tokens
-            before = seen - self._manager.num_evicted.get(request_id, 0)
-            keep = self._policy.plan(phase, before)
+            seen = request.num_computed_tokens
+            before = seen - num_evicted.get(request_id, 0)
+            keep = plan(phase, before)
             if keep < before:
                 self._manager.evict(request_id, before, keep)
                 evictions[request_id] = Eviction(phase, before, keep, seen)
-            if phase is Phase.PREFILL_END and self._reserve:
-                self._manager.expect(request_id, self._peak_tokens(request, prefilled=True))
+                if phase is Phase.PREFILL_END:
+                    self._watched.discard(request_id)
+            if phase is Phase.PREFILL_END:
+                self._promise(request)
         return evictions
 
-    def _phase(self, request: Request) -> Phase | None:
-        """The decision that is due before the request's next tokens are scheduled."""
-        state = self._states[request.request_id]
+    def _prompt_phase(self, request: Request) -> Phase | None:
+        """The decision that is due before the next tokens of a request that has not decoded yet are scheduled."""
         if request.is_prefill_chunk:
             return Phase.PREFILL_CHUNK if self._policy.prefill == "chunked" else None
-        if state.prefilled:
-            return Phase.DECODE
-        state.prefilled = True
+        self._states[request.request_id].prefilled = True
         return Phase.PREFILL_END
 
     @staticmethod
@@ -127,42 +155,70 @@ class EvictionScheduling:
         last = request.num_prompt_tokens + request.max_tokens
         return placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last
 
-    def _peak_tokens(self, request: Request, prefilled: bool) -> int:
-        """The most tokens of the request that can be resident at once from now on."""
-        prompt = request.num_tokens
-        total = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
-        return peak_resident_tokens(self._policy, 0 if prefilled else prompt, prompt, total)
+    def _take_row(self, request: Request) -> bool:
+        """Whether the request may start: its prompt will not be evicted from, or the workers have a row for it.
+
+        A row is free again after the eviction, or when the request is finished or preempted.
+        """
+        if self._plan(Phase.PREFILL_END, request.num_tokens) == request.num_tokens:
+            return True
+        if len(self._watched) >= self._rows and request.request_id not in self._watched:
+            return False
+        self._watched.add(request.request_id)
+        return True
+
+    def _forget_unwatched(self) -> None:
+        """Rows of requests that are gone, were preempted, or could not start in the step in which they took one."""
+        for request_id in list(self._watched):
+            if request_id not in self.requests or not self.requests[request_id].num_computed_tokens:
+                self._watched.discard(request_id)
+
+    def _promise(self, request: Request) -> None:
+        """Keep room for what the request may still grow to: its peak, or without `reserve` only what is soon certain.
+
+        A prompt that is read in chunks starts with little. Counted by that, too many would be admitted and preempted;
+        counted whole, as stock vLLM does, one that is longer than the pool would wait for ever.
+        """
+        policy, prefilled = self._policy, self._states[request.request_id].prefilled
+        if self._reserve:
+            total = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+            prompt = 0 if prefilled else request.num_tokens
+            self._manager.expect(request.request_id, peak_resident_tokens(policy, prompt, request.num_tokens, total))
+        elif policy.evicts and policy.prefill == "chunked":
+            peak = min(request.num_tokens, policy.budget + policy.prefill_chunk)
+            if prefilled:
+                peak = min(request.num_tokens, policy.budget) + policy.block_size
+            self._manager.expect(request.request_id, peak)
 
     def _forget_progress(self, request_id: str) -> None:
         """A preempted request is recomputed from the start, its output so far included, and evicted as a prompt."""
         self._states[request_id].prefilled = False
-        if self._reserve:
-            self._manager.expect(request_id, self._peak_tokens(self.requests[request_id], prefilled=False))
+        self._promise(self.requests[request_id])
 
-    def _record_step(self, evictions: dict[str, Eviction], output: SchedulerOutput) -> None:
-        """Update the records of the requests that moved, and the trace."""
+    def _count(self, evictions: dict[str, Eviction]) -> None:
+        """Add what was evicted to the records of the requests and of the engine."""
         for request_id, eviction in evictions.items():
-            state = self._states[request_id]
-            state.record = _add_eviction(state.record, eviction)
-            self._totals = _add_eviction(self._totals, eviction)
-        for request_id in output.num_scheduled_tokens:
-            state = self._states[request_id]
-            resident = self._num_resident(self.requests[request_id])
-            blocks = len(self._manager.req_to_blocks[request_id])
-            state.record = replace(
-                state.record,
-                peak_resident_tokens=max(state.record.peak_resident_tokens, resident),
-                peak_blocks=max(state.record.peak_blocks, blocks),
-            )
-        if preempted := len(output.preempted_req_ids or ()):
-            self._totals = replace(self._totals, num_preemptions=self._totals.num_preemptions + preempted)
-        scheduled = output.num_scheduled_tokens
-        self._trace_pool(len(scheduled), sum(self._reads_prompt(name, count) for name, count in scheduled.items()))
+            for record in (self._states[request_id], self._totals):
+                record.num_evictions += 1
+                record.num_evicted_tokens += eviction.num_before - eviction.num_keep
 
-    def _reads_prompt(self, request_id: str, num_scheduled: int) -> bool:
-        """Whether the tokens just scheduled are a prompt's, or recomputed after a preemption."""
-        request = self.requests[request_id]
-        return num_scheduled > 1 or request.num_computed_tokens - num_scheduled < request.num_prompt_tokens
+    def _plan_of(self, evictions: dict[str, Eviction], scheduled: dict[str, int]) -> tuple[StepPlan, int]:
+        """The plan of a step, and how many of its requests read a prompt; peaks are noted on the way."""
+        requests, states, evicted = self.requests, self._states, self._manager.num_evicted
+        num_evicted, prefilling, num_reading = {}, [], 0
+        for request_id, count in scheduled.items():
+            request, state = requests[request_id], states[request_id]
+            seen = resident = request.num_computed_tokens
+            if gone := evicted.get(request_id):
+                num_evicted[request_id] = gone
+                resident -= gone
+            if resident > state.peak_tokens:
+                state.peak_tokens = resident
+            if not state.prefilled and (self._rows is None or request_id in self._watched):
+                prefilling.append(request_id)
+            if count > 1 or seen - count < request.num_prompt_tokens:
+                num_reading += 1
+        return StepPlan(evictions, num_evicted, frozenset(prefilling)), num_reading
 
     def _trace_pool(self, running: int, prefilling: int) -> None:
         """Publish the state of the pool. The null block is not counted."""
@@ -173,7 +229,7 @@ class EvictionScheduling:
         if self._trace is not None:
             self._trace.add(StepUsage(self._trace.now(), blocks, running, prefilling, *counts))
         if self._counters is not None:
-            self._counters.write(Counters(*counts, blocks, num_blocks))
+            self._counters.write(*counts, blocks, num_blocks)
 
     def _num_resident(self, request: Request) -> int:
         return request.num_computed_tokens - self._manager.num_evicted.get(request.request_id, 0)
@@ -183,9 +239,13 @@ class EvictionScheduling:
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """As stock; what eviction did to the request travels to the front end beside its last output."""
         request_id = request.request_id
-        record = replace(
-            self._states.pop(request_id).record,
+        state = self._states.pop(request_id)
+        record = EvictionRecord(
+            num_evictions=state.num_evictions,
+            num_evicted_tokens=state.num_evicted_tokens,
+            peak_resident_tokens=state.peak_tokens,
             final_resident_tokens=self._num_resident(request),
+            peak_blocks=cdiv(state.peak_tokens, self._manager.block_size),
             num_preemptions=request.num_preemptions,
         )
         params, ec_params = super()._free_request(request, delay_free_blocks)
@@ -216,14 +276,6 @@ def peak_resident_tokens(policy: Policy, num_prefill: int, num_prompt: int, num_
         return max(prefill, after_prefill + growth)
     slack = 1 if policy.decode_unit is Unit.TOKEN else policy.block_size
     return max(prefill, min(after_prefill + growth, policy.budget + slack))
-
-
-def _add_eviction(record: EvictionRecord, eviction: Eviction) -> EvictionRecord:
-    return replace(
-        record,
-        num_evictions=record.num_evictions + 1,
-        num_evicted_tokens=record.num_evicted_tokens + eviction.num_before - eviction.num_keep,
-    )
 
 
 class EvictionScheduler(EvictionScheduling, Scheduler):

@@ -1,6 +1,12 @@
 """The plugin's own settings: plain data in vLLM's `additional_config`, readable in every process."""
 
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.vllm.refusals import refuse_settings
@@ -10,6 +16,17 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 CONFIG_KEY = "kv_eviction"
+NEAR = 0.8
+PATH = "the path of a file or folder, or null", (str, NoneType)
+KINDS = {
+    "policy": ("the name of a policy", (str,)),
+    "budget": ("a whole number of tokens, or null", (int, NoneType)),
+    "options": ("a mapping of the policy's options", (dict,)),
+    "reserve": ("true or false", (bool,)),
+    "trace": PATH,
+    "retention": PATH,
+    "counters": PATH,
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +38,7 @@ class EvictionSettings:
         budget: resident tokens per layer and KV head; None for a policy that never evicts.
         options: the policy's own options.
         reserve: admit a request only if the pool can hold the peak of every admitted one, so that none is ever
-            preempted. False admits as stock vLLM does.
+            preempted. False admits as stock vLLM does; a prompt that is read in chunks counts as budget and one chunk.
         trace: file to which the scheduler appends KV block usage a step; None for no trace.
         retention: run folder in which the positions kept are recorded for every request; None for no record.
         counters: file through which the scheduler publishes running totals (`/metrics`); None for none.
@@ -66,7 +83,7 @@ def parse_settings(data: object) -> EvictionSettings:
     """Check the value of "kv_eviction".
 
     Raises:
-        ValueError: it is missing, no mapping, without a policy, or has an unknown key.
+        ValueError: it is missing, no mapping, without a policy, or has an unknown key or a value of another type.
     """
     known = EvictionSettings.__dataclass_fields__
     if not isinstance(data, dict) or "policy" not in data:
@@ -74,6 +91,54 @@ def parse_settings(data: object) -> EvictionSettings:
             f'additional_config["{CONFIG_KEY}"]={data!r} names no policy. '
             'Give a mapping such as {"policy": "paged_eviction", "budget": 512}.'
         )
-    if unknown := ", ".join(sorted(set(data) - set(known))):
-        raise ValueError(f'additional_config["{CONFIG_KEY}"] does not know {unknown}. It takes {", ".join(known)}.')
+    if unknown := sorted(set(data) - set(known)):
+        hints = [f" Did you mean {close[0]}?" for name in unknown if (close := get_close_matches(name, known, n=1))]
+        raise ValueError(
+            f'additional_config["{CONFIG_KEY}"] does not know {", ".join(unknown)}.{"".join(hints)} '
+            f"It takes {', '.join(known)}."
+        )
+    for name, value in data.items():
+        kind, types = KINDS[name]
+        if not isinstance(value, types) or (isinstance(value, bool) and name != "reserve"):
+            raise ValueError(
+                f'additional_config["{CONFIG_KEY}"]["{name}"]={json.dumps(value, default=repr)} is not {kind}.'
+            )
     return EvictionSettings(**data)
+
+
+def check_folders(settings: EvictionSettings) -> None:
+    """Refuse files that could not be written; asked where the engine is started, as its workers may be elsewhere.
+
+    Raises:
+        ValueError: names the setting and the folder that does not exist.
+    """
+    for name, folder in _folders(settings):
+        if not folder.is_dir():
+            raise ValueError(
+                f'additional_config["{CONFIG_KEY}"]["{name}"]={getattr(settings, name)} is not usable: there is no '
+                f"folder {folder}. Make it first."
+            )
+
+
+def _folders(settings: EvictionSettings) -> Iterator[tuple[str, Path]]:
+    """(setting, folder that must exist)."""
+    if settings.retention is not None:
+        yield "retention", Path(settings.retention)
+    for name in ("trace", "counters"):
+        if (path := getattr(settings, name)) is not None:
+            yield name, Path(path).parent
+
+
+def refuse_near_misses(additional_config: Mapping[str, Any]) -> None:
+    """Refuse keys that are "kv_eviction" misspelt: the full cache would be served without a word.
+
+    Raises:
+        ValueError: names the key.
+    """
+    for key in additional_config:
+        if key != CONFIG_KEY and get_close_matches(_plain(key), [_plain(CONFIG_KEY)], cutoff=NEAR):
+            raise ValueError(f'additional_config has "{key}", which nothing reads. Did you mean "{CONFIG_KEY}"?')
+
+
+def _plain(key: str) -> str:
+    return re.sub("[^a-z]", "", str(key).lower())

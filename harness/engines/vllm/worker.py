@@ -1,15 +1,43 @@
-"""What every evicting worker can be asked, on both platforms."""
+"""What every evicting worker can be asked, on both platforms, and what it says on its own."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+
+from harness.engines.vllm.counters import CounterFile
+from harness.engines.vllm.score_check import ScoreWatch
+from harness.engines.vllm.settings import read_settings
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
     from harness.engines.vllm.runner import EvictionRunning
+
+logger = init_logger(f"vllm.{__name__}")
 
 
 class EvictionReporting:
-    """Mixin of methods that the front end calls on every worker through `collective_rpc`."""
+    """Mixin over a vLLM worker; the front end calls its own methods on every worker through `collective_rpc`."""
 
     model_runner: "EvictionRunning"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        counters = read_settings(self.vllm_config).counters
+        here = counters is not None and Path(counters).exists()  # a worker on another machine has no such file
+        self._counters = CounterFile(counters) if here else None
+        self._watch = ScoreWatch()
+
+    def execute_model(self, scheduler_output: "SchedulerOutput") -> Any:
+        """As stock; now and then look whether the policy's scores are finite."""
+        output = super().execute_model(scheduler_output)
+        compactor = self.model_runner.compactor
+        if compactor is not None and self._watch.look(compactor.finite):
+            logger.error("%s", self._bad_scores())
+            if self._counters is not None:
+                self._counters.report_bad_scores()
+        return output
 
     def record_resident(self) -> None:
         """Write down what is resident of every request that is left; called when the engine is idle."""
@@ -25,6 +53,9 @@ class EvictionReporting:
         if compactor is None:
             return 0.0
         if not compactor.scores_were_finite:
-            name = self.model_runner.eviction_policy.name
-            raise RuntimeError(f"policy {name} gave scores that are not finite; its choices are arbitrary")
+            raise RuntimeError(self._bad_scores())
         return compactor.seconds
+
+    def _bad_scores(self) -> str:
+        name = self.model_runner.eviction_policy.name
+        return f"policy {name} gave scores that are not finite; its choices are arbitrary"

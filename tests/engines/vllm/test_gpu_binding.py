@@ -6,6 +6,7 @@ import pytest
 import torch
 from vllm import EngineArgs
 from vllm.config import CompilationConfig, CUDAGraphMode
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 import harness.engines.vllm.runner as runner_module
@@ -15,6 +16,7 @@ from harness.engines.vllm.cuda import EvictionGPUModelRunner, bytes_beside
 from harness.engines.vllm.layout import InterleavedLayout
 from harness.engines.vllm.observers import Observers
 from harness.engines.vllm.plugin import configure
+from harness.engines.vllm.prompt_rows import rows_of_state
 from harness.engines.vllm.runner import EvictionRunning
 from harness.engines.vllm.settings import CONFIG_KEY, EvictionSettings
 from harness.engines.vllm.signals.batch import StepBatch
@@ -200,6 +202,23 @@ def test_memory_beside_the_cache_is_what_is_allocated(policy, options):
     assert NUM_LAYERS * (per_block * NUM_BLOCKS + fixed) == sum(tensor.nbytes for tensor in held)
 
 
+def test_a_server_of_an_8b_model_keeps_little_of_its_requests_and_says_what_helps_where_that_is_too_much():
+    """vLLM's default of 1,024 sequences: rows for all of them would take 64.5 GiB of query moments on 32 layers."""
+    runner = object.__new__(EvictionGPUModelRunner)
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+    runner.get_kv_cache_spec = lambda: {f"layer.{index}": spec for index in range(32)}
+    runner.model_config = SimpleNamespace(get_num_attention_heads=lambda parallel: 32)
+    runner.parallel_config, runner.max_num_reqs = None, 1024
+    for policy, options, most in (("expected_attention", {}, 1.2), ("snapkv", {"window": 64}, 0.3), ("tova", {}, 0.3)):
+        runner.eviction_policy = build_policy(policy, budget=1024, block_size=BLOCK, options=options)
+        _, fixed = bytes_beside(runner.eviction_policy, spec, 32, rows_of_state(runner.eviction_policy, 1024))
+        assert 32 * fixed < most * 2**30
+        assert runner.memory_for_cache(50 * 2**30) > 45 * 2**30
+    runner.eviction_policy = build_policy("expected_attention", budget=1024, block_size=BLOCK, options={})
+    with pytest.raises(ValueError, match=r"policy=expected_attention keeps 1.1 GiB .* 17 rows .* Lower max_num_seqs"):
+        runner.memory_for_cache(2**30)
+
+
 def test_cache_and_what_lies_beside_it_fit_into_what_is_available():
     runner = object.__new__(EvictionGPUModelRunner)
     spec, available = spec_of(torch.bfloat16), 10**9
@@ -208,7 +227,8 @@ def test_cache_and_what_lies_beside_it_fit_into_what_is_available():
     runner.parallel_config, runner.max_num_reqs = None, NUM_ROWS
     runner.eviction_policy = build_policy("expected_attention", budget=64, block_size=BLOCK)
     for_cache = runner.memory_for_cache(available)
-    per_block, fixed = bytes_beside(runner.eviction_policy, spec, NUM_QUERY_HEADS, NUM_ROWS)
+    rows = rows_of_state(runner.eviction_policy, NUM_ROWS)
+    per_block, fixed = bytes_beside(runner.eviction_policy, spec, NUM_QUERY_HEADS, rows)
     num_blocks = for_cache // (NUM_LAYERS * spec.page_size_bytes)
     total = NUM_LAYERS * (num_blocks * (spec.page_size_bytes + per_block) + fixed)
     assert total <= available < total + 2 * NUM_LAYERS * (spec.page_size_bytes + per_block)

@@ -89,3 +89,26 @@ def test_a_cpu_build_of_vllm_beside_a_gpu_is_told(monkeypatch):
     assert "make setup EXTRA=gpu" in gpu_check.reason_not_to_run()
     monkeypatch.setattr(gpu_check, "inference_device", lambda: "cuda")
     assert gpu_check.reason_not_to_run() is None
+
+
+def test_a_dry_run_collects_the_checks_and_reads_the_load_tests():
+    result = subprocess.run(
+        [sys.executable, "-m", "harness.engines.vllm.gpu_check", "--dry-run"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    for check in ("test_bfloat16_texts_and_positions[h2o]", "test_server_answers_24_clients[paged_eviction]"):
+        assert check in result.stdout
+    for name in gpu_check.LOAD_TESTS:
+        assert name in result.stdout
+
+
+def test_load_tests_stop_when_their_time_is_over(monkeypatch, capsys):
+    sleepy = [sys.executable, "-c", "import time; time.sleep(30)"]
+    monkeypatch.setattr(gpu_check, "load_test_command", lambda arguments: sleepy)
+    assert not gpu_check.print_rows(1)
+    said = capsys.readouterr().out
+    assert "stopped: 1 s for all load tests are over" in said
+    assert f"0 of {len(gpu_check.LOAD_TESTS)} load tests finished" in said
+    monkeypatch.setattr(gpu_check, "load_test_command", lambda arguments: [sys.executable, "-c", "print('row')"])
+    assert gpu_check.print_rows(60)

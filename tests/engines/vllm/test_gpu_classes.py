@@ -6,6 +6,7 @@ Every hook is named here, so that a vLLM which renames it, changes its arguments
 import ast
 import inspect
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -17,6 +18,8 @@ from harness.engines.vllm.cpu import CPUModelRunner, CPUWorker, EvictionCPUModel
 from harness.engines.vllm.cuda import EvictionGPUModelRunner, EvictionGPUWorker, GPUModelRunner, Worker
 from harness.engines.vllm.kv_cache import EvictingAttentionManager, EvictingAttentionSpec
 from harness.engines.vllm.layout import CpuLayout, InterleavedLayout
+from harness.engines.vllm.private_names import NAMES, RUNNER, SCHEDULER, WORKER, missing_names
+from harness.engines.vllm.refusals import refuse_version
 from harness.engines.vllm.runner import EvictionRunning
 from harness.engines.vllm.scheduler import AsyncEvictionScheduler, EvictionScheduler, EvictionScheduling
 from harness.engines.vllm.worker import EvictionReporting
@@ -32,6 +35,8 @@ HOOKS = [
     *((EvictingAttentionManager, FullAttentionManager, name) for name in MANAGER_HOOKS),
     *((EvictingAttentionSpec, FullAttentionSpec, name) for name in ("merge", "max_memory_usage_bytes")),
     (EvictionCPUWorker, CPUWorker, "init_device"),
+    (EvictionCPUWorker, CPUWorker, "execute_model"),
+    (EvictionGPUWorker, Worker, "execute_model"),
     (EvictionGPUWorker, Worker, "_make_model_runner"),
     (EvictionGPUWorker, Worker, "determine_available_memory"),
 ]
@@ -84,7 +89,8 @@ def test_a_scheduler_evicts_before_it_does_what_its_stock_class_does(ours, stock
 )
 def test_a_worker_is_the_stock_one_that_reports(ours, stock):
     assert ours.__mro__[1:3] == (EvictionReporting, stock)
-    assert not vars(EvictionReporting).keys() & (vars(stock).keys() - {"__module__", "__doc__", "__annotations__"})
+    own = {"record_resident", "eviction_seconds", "_bad_scores"}
+    assert not any(hasattr(stock, name) for name in own)
 
 
 def attributes_of_self(cls, context):
@@ -123,3 +129,50 @@ def test_what_vllm_does_after_lengths_are_lowered_reads_only_lowered_lengths():
     order = [step.index(f"self.{name}(") for name in ("_update_states", "_prepare_inputs", "_build_attention_metadata")]
     assert order == sorted(order)
     assert step.index("self.synchronize_input_prep()") < order[0], "host buffers are ours until the next step"
+
+
+def test_everything_that_the_plugin_leans_on_is_there():
+    assert missing_names() == []
+
+
+@pytest.mark.parametrize(
+    ("mixin", "place"), [(EvictionRunning, RUNNER), (EvictionScheduling, SCHEDULER)], ids=["runner", "scheduler"]
+)
+def test_the_table_of_private_names_is_complete(mixin, place):
+    """Whatever the plugin overrides, or reads from `self` without having set it."""
+    ours = vars(mixin).keys() | inspect.get_annotations(mixin).keys() | attributes_of_self(mixin, ast.Store)
+    inherited = attributes_of_self(mixin, ast.Load) - ours
+    stock = {RUNNER: GPUModelRunner, SCHEDULER: Scheduler}[place]
+    overridden = {name for name, value in vars(mixin).items() if inspect.isroutine(value) and name in vars(stock)}
+    assert inherited | overridden <= set(NAMES[place])
+
+
+def test_hooks_are_in_the_table():
+    places = {GPUModelRunner: RUNNER, Scheduler: SCHEDULER, Worker: WORKER}
+    for _, stock, name in HOOKS:
+        if stock in places:
+            assert name in NAMES[places[stock]]
+
+
+def test_another_version_is_one_message(monkeypatch):
+    monkeypatch.setattr("vllm.__version__", "0.99.0+cpu")
+    monkeypatch.setitem(NAMES, SCHEDULER, ("schedule", "no_such_hook"))
+    monkeypatch.setitem(NAMES, "vllm.no_such_module:Class", ("anything",))
+    with pytest.raises(ValueError, match=r"vLLM 0.99.0 is installed.*of 0.32.0. Install vllm==0.32.0") as refused:
+        refuse_version()
+    assert str(refused.value).endswith(f"{SCHEDULER}.no_such_hook, vllm.no_such_module:Class.)")
+
+
+@pytest.mark.parametrize(
+    ("version", "on_cpu", "accepted"),
+    [("0.32.0", True, True), ("0.33.0", True, False), ("0.32.0", False, True), ("0.33.0", False, True),
+     ("0.34.0", False, False)],
+)  # fmt: skip
+def test_versions_that_are_accepted(monkeypatch, version, on_cpu, accepted):
+    monkeypatch.setattr("vllm.__version__", version)
+    monkeypatch.setattr("vllm.platforms.current_platform", SimpleNamespace(is_cpu=lambda: on_cpu))
+    if accepted:
+        refuse_version()
+    else:
+        with pytest.raises(ValueError, match=f"vLLM {version} is installed"):
+            refuse_version()
