@@ -58,7 +58,7 @@ def main() -> None:
     """Print one line a policy and number of requests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, nargs="+", default=[128, 256])
-    parser.add_argument("--policies", nargs="+", default=["full", "paged_eviction", "h2o"])
+    parser.add_argument("--policies", nargs="+", default=["full", "paged_eviction_literal", "h2o"])
     parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

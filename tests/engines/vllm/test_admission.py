@@ -41,7 +41,7 @@ def test_a_server_that_reserves_nothing_takes_as_many_steps_as_stock(crowd):
     for name, settings in (
         ("stock", None),
         ("ours", EvictionSettings("full", reserve=False)),
-        ("evicting", EvictionSettings("paged_eviction", 128, reserve=False)),
+        ("evicting", EvictionSettings("paged_eviction_literal", 128, reserve=False)),
         ("reserving", EvictionSettings("full", reserve=True)),
     ):
         scheduler = build_scheduler(crowd, settings, num_blocks=230)
@@ -54,7 +54,7 @@ def test_a_server_that_reserves_nothing_takes_as_many_steps_as_stock(crowd):
     assert steps["reserving"] < steps["stock"] / 10
 
 
-@pytest.mark.parametrize("name", ["paged_eviction", "h2o"])
+@pytest.mark.parametrize("name", ["paged_eviction_literal", "h2o"])
 def test_prompts_read_in_chunks_count_as_budget_and_chunk(crowd, name):
     """48 of them on a pool that holds 10: none is preempted, and the pool is used."""
     scheduler = build_scheduler(crowd, EvictionSettings(name, 128, CHUNKED, reserve=False), num_blocks=64)
@@ -66,14 +66,18 @@ def test_prompts_read_in_chunks_count_as_budget_and_chunk(crowd, name):
 
 
 def test_a_prompt_longer_than_the_pool_is_read_in_chunks_without_reserve(crowd):
-    scheduler = build_scheduler(crowd, EvictionSettings("paged_eviction", 128, CHUNKED, reserve=False), num_blocks=16)
+    scheduler = build_scheduler(
+        crowd, EvictionSettings("paged_eviction_literal", 128, CHUNKED, reserve=False), num_blocks=16
+    )
     add_request(scheduler, "long", 900, 20)
     _, steps, preempted, _ = run(scheduler)
     assert (steps, preempted) == (-(-900 // CHUNK) + 19, 0)
 
 
 def test_short_prompts_are_not_held_back_for_what_they_might_become(crowd):
-    scheduler = build_scheduler(crowd, EvictionSettings("paged_eviction", 512, CHUNKED, reserve=False), num_blocks=150)
+    scheduler = build_scheduler(
+        crowd, EvictionSettings("paged_eviction_literal", 512, CHUNKED, reserve=False), num_blocks=150
+    )
     for index in range(64):
         add_request(scheduler, f"r{index}", 30, 900)
     answer(scheduler, scheduler.schedule())
@@ -83,7 +87,9 @@ def test_short_prompts_are_not_held_back_for_what_they_might_become(crowd):
 def test_no_prompt_overtakes_another_whose_chunk_does_not_fit(shape):
     """32 tokens are left in the first step: the second prompt's chunk waits, and the third, which would fit, too."""
     small = replace(shape, max_num_batched_tokens=CHUNK + 32)
-    scheduler = build_scheduler(small, EvictionSettings("paged_eviction", 128, CHUNKED, reserve=False), num_blocks=200)
+    scheduler = build_scheduler(
+        small, EvictionSettings("paged_eviction_literal", 128, CHUNKED, reserve=False), num_blocks=200
+    )
     for name, length in (("a", 64), ("b", 200), ("c", 20), ("d", 64)):
         add_request(scheduler, name, length, 30)
     output = scheduler.schedule()
@@ -98,7 +104,9 @@ def test_no_prompt_overtakes_another_whose_chunk_does_not_fit(shape):
 
 def test_order_holds_where_vllm_skips_a_prompt_that_does_not_fit(shape):
     """vLLM 0.33 goes on to the next waiting request where 0.32 stops: the hook itself must hold it back."""
-    scheduler = build_scheduler(shape, EvictionSettings("paged_eviction", 128, CHUNKED, reserve=False), num_blocks=200)
+    scheduler = build_scheduler(
+        shape, EvictionSettings("paged_eviction_literal", 128, CHUNKED, reserve=False), num_blocks=200
+    )
     for name, length in (("b", 200), ("c", 20)):
         add_request(scheduler, name, length, 30)
     requests = scheduler.requests
@@ -130,7 +138,7 @@ def test_prompts_are_held_back_where_the_workers_have_no_row_for_them(crowd, opt
 
 
 def test_the_record_of_a_request_holds_its_peaks(shape):
-    scheduler = build_scheduler(shape, EvictionSettings("paged_eviction", 64), num_blocks=200)
+    scheduler = build_scheduler(shape, EvictionSettings("paged_eviction_literal", 64), num_blocks=200)
     add_request(scheduler, "r", 150, 100)
     records = []
     free = scheduler._free_request

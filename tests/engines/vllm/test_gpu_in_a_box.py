@@ -11,19 +11,24 @@ import pytest
 from harness.engines.contract import GenerationRequest
 from harness.engines.vllm.rotation import rotary_of
 from harness.engines.vllm.settings import EvictionSettings
-from policies import available_policies
 from tests.engines.vllm.box import GIB, Box, in_a_box
 from tests.engines.vllm.live import live_engine, run_live, run_stock, runner_of, scheduler_of
 from tests.engines.vllm.soak import Arrival, serve
+from tests.policy_names import EQUAL
 from tests.tiny_llama import random_prompt
 
 BUDGET = 64
-OPTIONS = {"snapkv": {"window": 16}, "chunkkv": {"window": 16}, "lagkv": {"lag": 16}}
+OPTIONS = {
+    "snapkv": {"window": 16},
+    "chunkkv": {"window": 16},
+    "lagkv": {"lag": 16},
+    "cascading": {"protect_first": 4},
+}
 CHUNKED = {"prefill": "chunked", "prefill_chunk": 64}
-QUICK = ("paged_eviction", "h2o")
+QUICK = ("paged_eviction_literal", "h2o")
 SETTINGS = [
-    *((name, OPTIONS.get(name, {})) for name in sorted(available_policies()) if name != "full"),
-    ("paged_eviction", CHUNKED),
+    *((name, OPTIONS.get(name, {})) for name in sorted(EQUAL)),
+    ("paged_eviction_literal", CHUNKED),
     ("streaming_llm", {"position_mode": "cache"}),
 ]
 EVERY = [
@@ -66,13 +71,13 @@ def test_positions_and_texts_are_those_of_the_cpu_backend(shape, requests, on_cp
         boxed = run_live(shape, EvictionSettings(name, BUDGET, options), requests)
     assert_same(boxed, on_cpu(name, options))
     assert box.steps["PIECEWISE"] > 0
-    if name == "paged_eviction":
+    if name == "paged_eviction_literal":
         assert box.steps["FULL"] > 20, "decode steps are whole graphs where nobody watches"
     assert all(len(addresses) == 1 for addresses in box.addresses.values()), "graphs replay addresses"
     assert bool(box.addresses) == (box.steps["FULL"] > 0)
 
 
-@pytest.mark.parametrize("name", ["paged_eviction", pytest.param("h2o", marks=pytest.mark.parity)])
+@pytest.mark.parametrize("name", ["paged_eviction_literal", pytest.param("h2o", marks=pytest.mark.parity)])
 def test_asynchronous_steps_give_the_same_texts(shape, requests, on_cpu, name):
     with in_a_box() as box:
         overlapping = replace(shape, async_scheduling=True)
@@ -100,7 +105,8 @@ def test_bfloat16_in_blocks_of_16_keeps_everything_as_stock_does(bf16, requests)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("paged_eviction", {}), *(pytest.param(*one, marks=pytest.mark.parity) for one in SETTINGS)]
+    ("name", "options"),
+    [("paged_eviction_literal", {}), *(pytest.param(*one, marks=pytest.mark.parity) for one in SETTINGS)],
 )
 def test_bfloat16_decisions_do_not_depend_on_padding_or_overlap(bf16, requests, name, options):
     settings = EvictionSettings(name, BUDGET, options)
