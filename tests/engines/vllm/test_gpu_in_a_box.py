@@ -27,7 +27,7 @@ OPTIONS = {
 CHUNKED = {"prefill": "chunked", "prefill_chunk": 64}
 QUICK = ("paged_eviction_literal", "h2o")
 SETTINGS = [
-    *((name, OPTIONS.get(name, {})) for name in sorted(EQUAL)),
+    *((name, OPTIONS.get(name, {})) for name in sorted(set(EQUAL) - {"full"})),
     ("paged_eviction_literal", CHUNKED),
     ("streaming_llm", {"position_mode": "cache"}),
 ]
