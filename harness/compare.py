@@ -1,4 +1,4 @@
-"""Compare two runs on the same samples: `python -m harness.compare RUN_A RUN_B`.
+"""Compare runs on the same samples: `python -m harness.compare RUN_A RUN_B [RUN_C ...]`, all others with the first.
 
 Exit code 0: done; 2: a mistake the message explains.
 """
@@ -7,6 +7,7 @@ import argparse
 import csv
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,18 @@ from harness.benchmarks.longbench.aggregates import format_figure
 from harness.benchmarks.longbench.tasks import PUBLISHED
 from harness.benchmarks.tasks import TASKS, get_task
 from harness.errors import UserError
-from harness.statistics.paired import Comparison, PairedTask, check_same_samples, compare_average, compare_tasks
+from harness.statistics.paired import (
+    Comparison,
+    PairedTask,
+    adjust,
+    check_same_samples,
+    compare_average,
+    compare_tasks,
+    power_note,
+)
 from harness.statistics.text_table import format_interval, format_table
 from harness.store.manifest import FILE_NAME as MANIFEST
-from harness.store.manifest import read_manifest
+from harness.store.manifest import differing_versions, read_manifest
 from harness.store.predictions import FILE_NAME, Prediction, read_predictions
 
 SMALLEST_SHOWN = 0.0001
@@ -26,10 +35,10 @@ SMALLEST_SHOWN = 0.0001
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.compare", description="Compare two runs sample by sample (B - A)."
+        prog="python -m harness.compare", description="Compare runs with the first one sample by sample (B - A)."
     )
     parser.add_argument("run_a", type=Path, help=f"run folder with {MANIFEST} and {FILE_NAME}, usually the full cache")
-    parser.add_argument("run_b", type=Path, help="run folder to hold against it")
+    parser.add_argument("runs_b", type=Path, nargs="+", metavar="run_b", help="run folders to hold against it")
     parser.add_argument("--out", type=Path, help="also write the comparison to this CSV file")
     options = parser.parse_args(arguments)
     try:
@@ -132,22 +141,51 @@ def _percents(samples: Iterable[Prediction]) -> list[float]:
     return [100 * sample.score for sample in samples if sample.score is not None]
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """A run held against the first: a comparison a task, and that of the means where there are several tasks."""
+
+    folder: Path
+    tasks: Sequence[Comparison]
+    means: Sequence[Comparison]
+
+
 def _run(options: argparse.Namespace) -> None:
-    tasks = pair_runs(read_run(options.run_a), read_run(options.run_b))
-    lines = compare_tasks(tasks)
-    of_task = read_expected(options.run_a)
-    expected = {task.task: of_task[task.task] for task in tasks}
-    averaged = averaged_tasks(tasks)
-    if len(averaged) > 1:
-        mean = compare_mean(averaged)
-        lines.append(mean)
-        expected[mean.name] = sum(expected[task.task] for task in averaged)
-    print(f"A: {options.run_a}\nB: {options.run_b}\n")
-    print(format_table(_HEADER, [_cells(line, expected[line.name]) for line in lines]))
-    _print_notes(lines, expected)
+    run_a, expected = read_run(options.run_a), read_expected(options.run_a)
+    pairs = _adjusted([_compared(run_a, folder) for folder in options.runs_b])
+    rows = {line.name: _expected_rows(line, expected) for pair in pairs for line in (*pair.tasks, *pair.means)}
+    for pair in pairs:
+        lines = [*pair.tasks, *pair.means]
+        print(f"A: {options.run_a}\nB: {pair.folder}\n")
+        print(format_table(_HEADER, [_cells(line, rows[line.name]) for line in lines]))
+        _print_warnings(lines, rows, _versions(options.run_a, pair.folder))
+        print()
+    _print_notes(pairs)
     if options.out:
-        _write_csv(options.out, lines, expected)
+        _write_csv(options.out, pairs, rows)
         print(f"written: {options.out}")
+
+
+def _compared(run_a: Mapping[str, Prediction], folder: Path) -> _Pair:
+    tasks = pair_runs(run_a, read_run(folder))
+    averaged = averaged_tasks(tasks)
+    return _Pair(folder, compare_tasks(tasks), [compare_mean(averaged)] if len(averaged) > 1 else [])
+
+
+def _adjusted(pairs: Sequence[_Pair]) -> list[_Pair]:
+    """Holm over the tasks of all pairs, and over the means of all pairs, as the report's tables have it."""
+    tasks = iter(adjust([line for pair in pairs for line in pair.tasks]))
+    means = iter(adjust([line for pair in pairs for line in pair.means]))
+    return [_Pair(pair.folder, [next(tasks) for _ in pair.tasks], [next(means) for _ in pair.means]) for pair in pairs]
+
+
+def _expected_rows(line: Comparison, expected: Mapping[str, int]) -> int:
+    published = {task: rows for task, rows in expected.items() if task in PUBLISHED} or expected
+    return expected[line.name] if line.name in expected else sum(published.values())
+
+
+def _versions(*folders: Path) -> str:
+    return differing_versions([read_manifest(folder).versions for folder in folders])
 
 
 _HEADER = ("task", "A (n/expected)", "B (n/expected)", "B - A", "95 % interval", "p", "p (Holm)", "worse/same/better")
@@ -168,24 +206,37 @@ def _cells(line: Comparison, expected: int) -> tuple[str, ...]:
     )
 
 
-def _print_notes(lines: Sequence[Comparison], expected: Mapping[str, int]) -> None:
-    print(
-        "\nPaired over the same samples. Interval: cluster bootstrap over contexts. p: sign flips of contexts, 2-sided."
-        "\nHolm: adjusted for the number of tasks. Mean: of the task scores."
-    )
+def _print_warnings(lines: Sequence[Comparison], expected: Mapping[str, int], versions: str) -> None:
     for line in lines:
         if line.num_pairs != expected[line.name]:
             print(f"warning: {line.name} has {line.num_pairs} of {expected[line.name]} rows: not the full score.")
         if line.interval is None:
             print(f"warning: {line.name} rests on fewer than 10 contexts in a task: no interval and no p.")
+    if versions:
+        print(f"warning: the runs were made with different software: {versions}.")
 
 
-def _write_csv(path: Path, lines: Sequence[Comparison], expected: Mapping[str, int]) -> None:
+def _print_notes(pairs: Sequence[_Pair]) -> None:
+    print(
+        "Paired over the same samples. Interval: cluster bootstrap over contexts. p: sign flips of contexts, 2-sided."
+        "\nHolm: adjusted over all tasks shown; means over all means shown. Mean: of the task scores."
+    )
+    for family in ([line for pair in pairs for line in pair.tasks], [line for pair in pairs for line in pair.means]):
+        for note in power_note([line for line in family if line.p_value is not None]):
+            print(f"note: {note}")
+
+
+def _write_csv(path: Path, pairs: Sequence[_Pair], expected: Mapping[str, int]) -> None:
+    rows = [
+        {"run_b": pair.folder.name} | _csv_row(line, expected[line.name])
+        for pair in pairs
+        for line in (*pair.tasks, *pair.means)
+    ]
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(_csv_row(lines[0], 0)))
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()
-            writer.writerows(_csv_row(line, expected[line.name]) for line in lines)
+            writer.writerows(rows)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error}. Give another path with --out.") from error
 

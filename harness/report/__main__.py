@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.report.charts import Skipped
-from harness.report.document import DOCUMENT, FIGURES, PAGE, TABLES, read_sources, write_all_figures, write_report
-from harness.report.figures import SavedFigure
 
 DEFAULT_OUT = Path("results/report")
 DEFAULT_PAPER = Path("results/paper")
@@ -32,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m harness.report",
         description="Tables, figures and a page from run folders and load tests. Nothing is scored again.",
+        epilog="python -m harness.report.export copies run folders without the texts of the benchmark.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders that hold them")
     parser.add_argument(
@@ -39,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--figures", type=Path, metavar="DIR", help="write only the figures, here")
     parser.add_argument(
-        "--paper", type=Path, metavar="DIR", help=f"the paper's numbers (default: {DEFAULT_PAPER}, if it is there)"
+        "--paper", type=Path, metavar="DIR", help=f"published numbers (default: {DEFAULT_PAPER}, if it is there)"
     )
     parser.add_argument(
         "--samples-per-task", type=int, default=10, metavar="N", help="samples on the page (default: %(default)s)"
@@ -50,25 +48,27 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> None:
     if options.samples_per_task < 0:
         raise UserError(f"--samples-per-task={options.samples_per_task} is negative. Use 0 or more.")
+    from harness.report.document import DOCUMENT, FIGURES, PAGE, TABLES, make_report, read_sources, write_report
+    from harness.report.figures.all import write_figures
+    from harness.report.figures.figure import FORMATS, Skipped
+
     paper = options.paper or (DEFAULT_PAPER if DEFAULT_PAPER.is_dir() else None)  # not there outside the repository
     sources = read_sources(options.runs, paper)
     print(
         f"{len(sources.runs)} runs in {len(sources.groups)} groups, {len(sources.bench)} rows of load tests", flush=True
     )
-    if options.figures is not None:
-        drawn, skipped = write_all_figures(sources, options.figures)
-        _print_figures(options.figures, drawn, skipped)
-    if options.out is not None or options.figures is None:
-        out = options.out or DEFAULT_OUT
-        drawn, skipped = write_report(sources, out, options.samples_per_task)
-        _print_figures(out / FIGURES, drawn, skipped)
-        print(f"Tables    {out / TABLES}\nDocument  {out / DOCUMENT}\nPage      {out / PAGE}")
-
-
-def _print_figures(folder: Path, drawn: Sequence[SavedFigure], skipped: Sequence[Skipped]) -> None:
+    report = make_report(sources)
+    skipped = [figure for figure in report.figures if isinstance(figure, Skipped)]
     for one in skipped:
         print(f"skipped   {one.name}: {one.reason}")
-    print(f"Figures   {folder} ({len(drawn)}, each as PDF, SVG and PNG)")
+    out = options.out or (None if options.figures else DEFAULT_OUT)
+    if options.figures is not None:
+        write_figures(options.figures, report.figures)
+    if out is not None:
+        write_report(sources, report, out, options.samples_per_task)
+        print(f"Tables    {out / TABLES}\nDocument  {out / DOCUMENT}\nPage      {out / PAGE}")
+    count = len(report.figures) - len(skipped)
+    print(f"Figures   {options.figures or out / FIGURES} ({count}, each as {', '.join(FORMATS).upper()})")
 
 
 if __name__ == "__main__":

@@ -5,23 +5,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import UserError
-from harness.report.accuracy import accuracy_table, by_category
-from harness.report.bench_runs import BenchRow, bench_table, read_bench
-from harness.report.charts import Skipped
-from harness.report.conditions import runs_table
-from harness.report.costs import memory_table, speed_table
-from harness.report.differences import difference_tables
-from harness.report.figures import SavedFigure, make_charts, write_figures
-from harness.report.grid import Table
-from harness.report.page import GroupTables, render_page
-from harness.report.paper import Known, paper_table, read_paper
-from harness.report.runs import Group, Run, make_groups, read_runs
-from harness.report.writers import markdown, write_table
+from harness.report.figures.all import make_figures, write_figures
+from harness.report.figures.figure import Figure, Skipped
+from harness.report.page.render import render_page
+from harness.report.reading.load_tests import BenchRow, read_bench
+from harness.report.reading.runs import Group, Run, make_groups, read_runs
+from harness.report.tables.answer import sentences
+from harness.report.tables.conditions import runs_table
+from harness.report.tables.grid import Table
+from harness.report.tables.group import GroupTables, group_tables
+from harness.report.tables.load_tests import bench_table
+from harness.report.tables.paper import Known, paper_table, read_paper
+from harness.report.tables.published import PublishedRow, published_tables, read_published
+from harness.report.tables.scores import by_category
+from harness.report.tables.writers import markdown, write_table
 from harness.store.manifest import write_atomically
 
 TABLES, FIGURES = "tables", "figures"
 DOCUMENT, PAGE = "report.md", "report.html"
-MARKDOWN_HINT = "Full precision and LaTeX: `tables/*.csv`, `tables/*.tex`. Figures: `figures/*.pdf`, `.svg`, `.png`."
+HINT = "Full precision, LaTeX and figures: `tables/*.csv`, `.parquet`, `.tex`; `figures/*.pdf`, `.svg`, `.png`."
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,16 @@ class Sources:
     groups: Sequence[Group]
     bench: Sequence[BenchRow]
     paper: Sequence[Known]
+    published: Sequence[PublishedRow]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the sources say: the tables of every group by its name, those of no single group, and all figures."""
+
+    tables: dict[str, GroupTables]
+    shared: Sequence[Table]
+    figures: Sequence[Figure | Skipped]
 
 
 def read_sources(paths: Sequence[Path], paper: Path | None) -> Sources:
@@ -46,53 +58,53 @@ def read_sources(paths: Sequence[Path], paper: Path | None) -> Sources:
             f"no run was found in {', '.join(str(path) for path in paths)}: no folder there holds a manifest.json. "
             "Make one with: python -m harness"
         )
-    return Sources(runs, make_groups(runs), bench, [] if paper is None else read_paper(paper))
+    known, published = ([], []) if paper is None else (read_paper(paper), read_published(paper))
+    return Sources(runs, make_groups(runs), bench, known, published)
 
 
-def write_all_figures(sources: Sources, folder: Path) -> tuple[list[SavedFigure], list[Skipped]]:
-    """Draw every figure into `folder`; return what was drawn and what was not."""
-    return write_figures(folder, sources.groups, make_charts(sources.groups, sources.bench))
+def make_report(sources: Sources) -> Report:
+    """All tables and figures, nothing written yet."""
+    tables = {group.name: group_tables(group) for group in sources.groups}
+    shared = [bench_table(sources.bench)] if sources.bench else []
+    shared += published_tables(sources.published, sources.runs)
+    shared += [paper_table(sources.paper, sources.runs, sources.bench), runs_table(sources.runs)]
+    answers = {name: found.answers for name, found in tables.items()}
+    return Report(tables, shared, make_figures(sources.groups, sources.bench, answers))
 
 
-def write_report(sources: Sources, folder: Path, samples_per_task: int) -> tuple[list[SavedFigure], list[Skipped]]:
-    """Write tables, figures, document and page into `folder`; return what was drawn and what was not."""
+def write_report(sources: Sources, report: Report, folder: Path, samples_per_task: int) -> None:
+    """Write tables, figures, document and page into `folder`."""
     (folder / TABLES).mkdir(parents=True, exist_ok=True)
-    groups = {group.name: _group_tables(group) for group in sources.groups}
-    shared = _shared_tables(sources)
-    for table in (*(table for tables in groups.values() for table in _for_paper(tables)), *shared):
+    for table in (*(table for tables in report.tables.values() for table in _for_paper(tables)), *report.shared):
         write_table(table, folder / TABLES)
-    drawn, skipped = write_all_figures(sources, folder / FIGURES)
-    write_atomically(folder / DOCUMENT, _document(sources.groups, groups, shared, drawn))
-    charts = make_charts(sources.groups, sources.bench)
-    page = render_page(sources.runs, sources.groups, groups, shared, charts, samples_per_task)
+    write_figures(folder / FIGURES, report.figures)
+    write_atomically(folder / DOCUMENT, _document(sources.groups, report))
+    page = render_page(sources.runs, sources.groups, report.tables, report.shared, report.figures, samples_per_task)
     write_atomically(folder / PAGE, page)
-    return drawn, skipped
-
-
-def _group_tables(group: Group) -> GroupTables:
-    return GroupTables(accuracy_table(group), difference_tables(group), memory_table(group), speed_table(group))
-
-
-def _shared_tables(sources: Sources) -> list[Table]:
-    tables = [bench_table(sources.bench)] if sources.bench else []
-    return [*tables, paper_table(sources.paper, sources.runs, sources.bench), runs_table(sources.runs)]
 
 
 def _for_paper(tables: GroupTables) -> list[Table]:
-    return [*by_category(tables.accuracy), *tables.differences, tables.memory, tables.speed]
+    return [tables.answer, *tables.printed, *by_category(tables.accuracy), *tables.differences, *tables.costs]
 
 
-def _document(
-    groups: Sequence[Group], tables: dict[str, GroupTables], shared: Sequence[Table], drawn: Sequence[SavedFigure]
-) -> str:
-    parts = ["# Report\n", MARKDOWN_HINT + "\n"]
+def _document(groups: Sequence[Group], report: Report) -> str:
+    drawn = [figure for figure in report.figures if isinstance(figure, Figure)]
+    parts = ["# Report\n", HINT + "\n"]
     for group in groups:
+        tables = report.tables[group.name]
         parts.append(f"## {group.title}\n")
-        *narrow, last = by_category(tables[group.name].accuracy)
+        parts += [_image(figure) for figure in drawn if figure.name == f"answer-{group.name}"]
+        parts.append("\n".join(f"* **{name}** {text}" for name, text in sentences(tables.answers)) + "\n")
+        *narrow, last = by_category(tables.accuracy)
+        parts += [markdown(table) for table in (tables.answer, *tables.printed)]
         parts += [markdown(replace(table, caption="", notes=())) for table in narrow]
-        parts += [markdown(table) for table in (last, *_for_paper(tables[group.name])[len(narrow) + 1 :])]
+        parts += [markdown(table) for table in (last, *tables.differences, *tables.costs)]
     parts.append("## All runs\n")
-    parts += [markdown(table) for table in shared]
+    parts += [markdown(table) for table in report.shared]
     parts.append("## Figures\n")
-    parts += [f"### {one.title}\n\n![{one.title}]({FIGURES}/{one.name}.png)\n\n{one.caption}\n" for one in drawn]
+    parts += [f"### {one.title}\n\n{_image(one)}\n{one.caption}\n" for one in drawn]
     return "\n".join(parts)
+
+
+def _image(figure: Figure) -> str:
+    return f"![{figure.title}]({FIGURES}/{figure.name}.svg)\n"

@@ -22,7 +22,7 @@ from harness.hardware import inference_device
 from harness.models import load_tokenizer, resolve_model
 from harness.needles import write_needles
 from harness.report.metrics import run_metrics
-from harness.report.tables import print_run, write_summary_csv
+from harness.report.summary import print_run, write_summary_csv
 from harness.run.answering import Prompting, answer_rows, submit, write_scores
 from harness.run.eviction_check import check_evictions
 from harness.run.planning import PlannedRun, announcement, fresh_manifest, plan_run

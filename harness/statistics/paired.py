@@ -20,6 +20,8 @@ from harness.statistics.stats import (
     seeded_generator,
 )
 
+SIGNIFICANT = 0.05
+"""A difference is said to be one where its adjusted p is below."""
 NUM_FLIPS = 100_000
 """So many that Holm's adjustment over thousands of tests leaves something to be found."""
 MAX_EXACT_CLUSTERS = 16
@@ -55,7 +57,7 @@ class Comparison:
         interval: 95 % bootstrap interval of the difference, None with fewer than 10 contexts.
         p_value: two-sided sign-flip test of "no difference", None with fewer than 10 contexts.
         smallest_p: the least that the test can give with so many contexts, None without a p-value.
-        p_holm: `p_value` adjusted for the number of tasks compared (Holm), None for averages and where it is None.
+        p_holm: `p_value` adjusted for the number of tests shown together (Holm), None before and where it is None.
         share_worse, share_same, share_better: shares of samples (0 to 1) where B scores lower, equal, higher.
     """
 
@@ -88,15 +90,37 @@ def check_same_samples(ids_a: set[str], ids_b: set[str]) -> None:
 
 
 def compare_tasks(tasks: Sequence[PairedTask], num_flips: int = NUM_FLIPS) -> list[Comparison]:
-    """Return one comparison per task, Holm-adjusted over all of them.
+    """Return one comparison per task; `adjust` them over everything that is shown together.
 
     Args:
         tasks: what to compare.
         num_flips: sign flips drawn for a task with more than 16 contexts; below, all there are are used.
     """
-    lines = [_comparison(task.task, [task], num_flips) for task in tasks]
-    adjusted = holm({line.name: line.p_value for line in lines if line.p_value is not None})
-    return [replace(line, p_holm=adjusted.get(line.name)) for line in lines]
+    return [_comparison(task.task, [task], num_flips) for task in tasks]
+
+
+def adjust(lines: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons with their p-values adjusted by Holm's method over all of them: those of one table.
+
+    A table of tasks and one of means are two families: they answer two questions.
+    """
+    p_values = {str(index): line.p_value for index, line in enumerate(lines)}
+    adjusted = holm({name: p for name, p in p_values.items() if p is not None})
+    return [replace(line, p_holm=adjusted.get(str(index))) for index, line in enumerate(lines)]
+
+
+def power_note(tested: Sequence[Comparison]) -> list[str]:
+    """Say so if even the smallest p that any of the tests of a table can give would not be significant after Holm."""
+    if not tested:
+        return []
+    smallest = min(one.smallest_p for one in tested)
+    if smallest * len(tested) < SIGNIFICANT:
+        return []
+    n, count = max(one.num_pairs for one in tested), len(tested)
+    return [
+        f"With n = {n} and {count} tests no difference can be significant: the smallest p that a test can give is "
+        f"{smallest:.2g}, times {count} {smallest * count:.2g}."
+    ]
 
 
 def compare_average(name: str, tasks: Sequence[PairedTask], num_flips: int = NUM_FLIPS) -> Comparison:

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -193,6 +193,13 @@ def installed_versions() -> dict[str, str]:
     """Versions of Python and of the packages that can change results."""
     found = {name: package_version(name) for name in RECORDED_PACKAGES}
     return {"python": sys.version.split()[0]} | {name: version for name, version in found.items() if version}
+
+
+def differing_versions(versions: Iterable[Mapping[str, str]]) -> str:
+    """The packages that can change results and are not of one version everywhere, "" if all are."""
+    known = list(versions)
+    found = {name: sorted({one[name] for one in known if name in one}) for name in RESULT_PACKAGES}
+    return "; ".join(f"{name} {', '.join(seen)}" for name, seen in found.items() if len(seen) > 1)
 
 
 def git_state() -> dict[str, Any] | None:

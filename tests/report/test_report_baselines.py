@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-
-from harness.benchmarks.mini.generate import generate
 from harness.report.accuracy import accuracy_table
 from harness.report.chart_speed import throughput_charts
 from harness.report.conditions import BUDGET_MEANING, setting, warnings
 from harness.report.costs import memory_table, speed_table
 from harness.report.differences import difference_tables
 from harness.report.runs import Group, make_groups, read_runs
+
+from harness.benchmarks.mini.generate import generate
 from tests.report.synthetic import write_run
 
 KVPRESS = {"name": "kvpress"}

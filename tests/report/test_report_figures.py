@@ -4,15 +4,15 @@ import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
 import pytest
-
 from harness.report.bench_runs import read_bench
 from harness.report.chart_runs import accuracy_chart, pareto_chart, usage_chart
 from harness.report.chart_speed import latency_charts, page_size_chart, throughput_charts
 from harness.report.charts import Chart, Panel, Point, Series, Skipped
 from harness.report.drawing import COLOURS, draw, make_styles, save
-from harness.report.figures import make_charts, write_figures
 from harness.report.retention_figures import retention_figures
 from harness.report.runs import make_groups, read_runs
+
+from harness.report.figures import make_charts, write_figures
 from tests.report.synthetic import TASK_SET, bench_rows, write_bench, write_run
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,11 +1,11 @@
 """Load tests are pooled and paired within themselves only, and named where a report holds several."""
 
 import pytest
-
-from harness.errors import UserError
 from harness.report.bench_runs import bench_table, read_bench, settings
 from harness.report.chart_speed import latency_charts, page_size_chart, throughput_charts
 from harness.report.paper import paper_table, read_paper
+
+from harness.errors import UserError
 from tests.report.synthetic import bench_rows, write_bench
 from tests.report.test_report_paper import LOAD, PAPER
 

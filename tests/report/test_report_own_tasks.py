@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from harness.errors import UserError
-from harness.report.__main__ import main
 from harness.report.accuracy import accuracy_table, by_category
 from harness.report.chart_runs import accuracy_chart
 from harness.report.differences import difference_tables
-from harness.report.metrics import run_metrics
 from harness.report.runs import make_groups, read_runs
+
+from harness.errors import UserError
+from harness.report.__main__ import main
+from harness.report.metrics import run_metrics
 from harness.store.manifest import read_manifest, write_manifest
 from harness.store.predictions import read_predictions, replace_predictions
 from tests.benchmarks.longbench.own_task import register

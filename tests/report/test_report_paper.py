@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-
-from harness.benchmarks.tasks import TASKS
-from harness.errors import UserError
 from harness.report.bench_runs import bench_table, read_bench, settings
 from harness.report.paper import COLUMNS, paper_table, read_paper
 from harness.report.runs import read_runs
+
+from harness.benchmarks.tasks import TASKS
+from harness.errors import UserError
 from tests.report.synthetic import bench_rows, write_bench, write_run
 
 PAPER = Path(__file__).resolve().parents[2] / "results" / "paper"

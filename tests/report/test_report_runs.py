@@ -1,13 +1,13 @@
 """Which runs stand side by side, what they are called, and what is kept apart."""
 
 import pytest
-
-from harness.engines.contract import BlockUsageSample
-from harness.errors import UserError
 from harness.report.conditions import runs_table, warnings
 from harness.report.prompts import load_prompts
 from harness.report.runs import make_groups, read_runs
 from harness.report.usage import read_usage, total_tokens_per_s, tpot
+
+from harness.engines.contract import BlockUsageSample
+from harness.errors import UserError
 from harness.store.block_usage import append_block_usage
 from harness.store.predictions import read_predictions, replace_predictions
 from tests.report.synthetic import unscored, write_run

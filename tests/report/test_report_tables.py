@@ -2,14 +2,14 @@
 
 import pandas as pd
 import pytest
-
-from harness.benchmarks.mini.generate import generate
 from harness.report.accuracy import accuracy_table, by_category
 from harness.report.costs import memory_table, speed_table
 from harness.report.differences import NUM_FLIPS, difference_tables
 from harness.report.grid import Cell, format_number, mark_best
 from harness.report.runs import make_groups, read_runs
 from harness.report.writers import escape_latex, latex, markdown, write_table
+
+from harness.benchmarks.mini.generate import generate
 from tests.report.synthetic import write_run
 
 TASKS = ("qasper", "lcc")

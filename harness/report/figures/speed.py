@@ -1,0 +1,195 @@
+"""Figures of memory over time and of speed: blocks in use, samples a second, latency, and speed against block size."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.engines.contract import BlockUsageSample
+from harness.report.figures.figure import Figure, Look, Skipped
+from harness.report.figures.marks import Axes, over_budgets, steps
+from harness.report.figures.scores import block_size_rows, budget_unit
+from harness.report.reading.load_tests import FILE_NAME, BenchRow, BenchSetting, has_several, settings
+from harness.report.reading.runs import Group, Run, budget_text
+from harness.report.reading.usage import e2e, read_usage, tpot, ttft
+from harness.report.tables.conditions import setting, source_of_blocks, speed_warnings, warnings
+from harness.report.tables.costs import mean_answer_tokens, samples_per_s
+from harness.report.tables.grid import format_number
+
+MAX_STEPS = 200
+BLOCK_AXIS = "Block size (tokens)"
+OUTPUT, TOTAL = "output tokens/s", "prompt and output tokens/s"
+LATENCIES = {"ttft": ("TTFT (s)", ttft), "tpot": ("TPOT (s)", tpot), "e2e": ("end to end (s)", e2e)}
+NO_BENCH = f"no load test ({FILE_NAME}) was found"
+NO_TIMES = "no finished run recorded times"
+BENCH_CAPTION = (
+    "Load tests: every request gives the same number of tokens, so that tokens a second compare. Points: median over "
+    "repeats; bars: smallest to largest."
+)
+RUN_CAPTION = (
+    "All samples were sent at once; one run a point, no repeats. Answers differ in length (right), and nonsense seldom "
+    "stops early: compare samples a second, not tokens."
+)
+LATENCY_CAPTION = "Points: median; bars end at the 99th percentile."
+
+Looks = Mapping[str, Look]
+
+
+def usage_figure(group: Group, looks: Looks) -> Figure | Skipped:
+    """KV blocks in use after every engine step: a panel a series, a line a budget."""
+    name = f"blocks-over-time-{group.name}"
+    rows = [row for run in group.runs if (usage := read_usage(run)) for row in _usage_rows(run, usage)]
+    if not rows:
+        return Skipped(name, "no run recorded block usage")
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    unit = steps([row["series"] for row in rows], looks, "Time since the first engine step (s)", "KV blocks in use")
+    blocks = ", ".join(sorted({str(run.block_size) for run in group.runs}))
+    about = " ".join([setting(group), *warnings(group)])
+    caption = f"{about} Blocks of {blocks} tokens; all panels have the same axes. {source_of_blocks(group)}"
+    title = f"KV blocks over time, {group.title}"
+    return Figure(name, title, caption, unit, rows, panels, ("x", "y"), group=group.name)
+
+
+def throughput_figures(groups: Sequence[Group], bench: Sequence[BenchRow], looks: Looks) -> list[Figure | Skipped]:
+    """Of load tests tokens a second; of every group of benchmark runs samples a second, beside the answers' length."""
+    rows = [
+        _bench_row(one, f"{title}: {axis}" if title else axis, field, field)
+        for title, members in _by_load(bench).items()
+        for field, axis in (("output_tok_s", OUTPUT), ("total_tok_s", TOTAL))
+        for one in members
+        if one.median(field) is not None
+    ]
+    name = "throughput-vs-budget"
+    figures = [_figure(f"{name}-bench", "Throughput, load tests", BENCH_CAPTION, rows, looks, bench, NO_BENCH)]
+    for group in groups:
+        readers = {"samples/s": samples_per_s, "mean answer (tokens)": mean_answer_tokens}
+        timed = [run for run in group.finished if samples_per_s(run) is not None]
+        rows = [_run_row(run, panel, read(run)) for panel, read in readers.items() for run in timed]
+        title, caption = f"Throughput, {group.title}", _run_caption(group)
+        figures.append(_figure(f"{name}-{group.name}", title, caption, rows, looks, timed, NO_TIMES, group.name))
+    return figures
+
+
+def latency_figures(groups: Sequence[Group], bench: Sequence[BenchRow], looks: Looks) -> list[Figure | Skipped]:
+    """Time to first token, time a token, whole time: median and 99th percentile."""
+    rows = [
+        _bench_row(one, f"{title}: {axis}" if title else axis, f"{key}_p50", f"{key}_p99")
+        for title, members in _by_load(bench).items()
+        for key, (axis, _) in LATENCIES.items()
+        for one in members
+        if one.median(f"{key}_p50") is not None
+    ]
+    name, caption = "latency-vs-budget", f"Load tests. {LATENCY_CAPTION}"
+    figures = [_figure(f"{name}-bench", "Latency, load tests", caption, rows, looks, bench, NO_BENCH)]
+    for group in groups:
+        rows = [
+            _run_row(run, axis, times.p50, times.p99)
+            for axis, of in LATENCIES.values()
+            for run in group.finished
+            if (times := of(run.answered)) is not None
+        ]
+        title, caption = f"Latency, {group.title}", f"{_run_caption(group)} {LATENCY_CAPTION}"
+        found = _figure(f"{name}-{group.name}", title, caption, rows, looks, group.finished, NO_TIMES, group.name)
+        figures.append(found)
+    return figures
+
+
+def block_size_figure(groups: Sequence[Group], bench: Sequence[BenchRow], looks: Looks) -> Figure | Skipped:
+    """Throughput and accuracy against block size, where more than one was tried."""
+    rows = [row for group in groups for row in block_size_rows(group)]
+    by_load: dict[str, list[dict[str, Any]]] = {}
+    for one in settings(bench):
+        row = one.rows[0]
+        title = f"{_title(row, (row.model, row.load, row.device), bench)}: {TOTAL}"
+        named = _bench_row(one, title, "total_tok_s", "total_tok_s")
+        series = named["series"] if row.budget is None else f"{named['series']} @ {budget_text(row.budget)}"
+        place = {"kind": "point", "x": str(row.block_size), "series": series}
+        by_load.setdefault(title, []).append(named | place)
+    rows += [row for found in by_load.values() if len({row["x"] for row in found}) > 1 for row in found]
+    if not rows:
+        return Skipped("block-size", "all runs of a group have one block size")
+    sizes = sorted({row["x"] for row in rows}, key=int)
+    unit = over_budgets([row["series"] for row in rows], looks, sizes, Axes(BLOCK_AXIS, None, zero=True))
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    caption = "Points of load tests: median over repeats; bars: smallest to largest; of runs: 95 % intervals."
+    return Figure("block-size", "Block size", caption, unit, rows, panels)
+
+
+def _figure(
+    name: str,
+    title: str,
+    caption: str,
+    rows: Sequence[dict[str, Any]],
+    looks: Looks,
+    measured: Sequence[Any],
+    reason: str,
+    group: str = "",
+) -> Figure | Skipped:
+    if not rows:
+        return Skipped(name, reason)
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    y_title = panels[0] if len(panels) == 1 else None
+    unit = budget_unit(rows, looks, measured, y_title, zero=True)
+    return Figure(name, title, caption, unit, rows, panels, group=group)
+
+
+def _run_row(run: Run, panel: str, value: float | None, high: float | None = None) -> dict[str, Any]:
+    row = {"y": value, "low": None if high is None else value, "high": high}
+    place = {"kind": "level"} if run.budget is None else {"kind": "point", "x": budget_text(run.budget)}
+    until = "" if high is None else f", 99th percentile {format_number(high, 3)}"
+    tip = f"{run.label}, {panel}: {format_number(value or 0.0, 3)}{until}"
+    return {"panel": panel, "series": run.series, **place, **_rounded(row), "tip": tip}
+
+
+def _bench_row(one: BenchSetting, panel: str, field: str, high_field: str) -> dict[str, Any]:
+    row = one.rows[0]
+    values = [getattr(each, field) for each in one.rows if getattr(each, field) is not None]
+    middle = one.median(field) or 0.0
+    low, high = (min(values), max(values)) if field == high_field else (middle, one.median(high_field))
+    place = {"kind": "level"} if row.budget is None else {"kind": "point", "x": budget_text(row.budget)}
+    budget = "" if row.budget is None else f" @ {budget_text(row.budget)}"
+    spread = "" if high is None else f" ({format_number(low, 3)} to {format_number(high, 3)})"
+    tip = f"{row.series}{budget}: {format_number(middle, 3)}{spread}, {len(values)} repeats"
+    ends = _rounded({"y": middle, "low": low, "high": high})
+    return {"panel": panel, "series": row.series, **place, **ends, "tip": tip}
+
+
+def _by_load(bench: Sequence[BenchRow]) -> dict[str, list[BenchSetting]]:
+    """Settings that differ in policy and budget only, by what they share; "" where all do."""
+    shared: dict[str, list[BenchSetting]] = {}
+    for one in settings(bench):
+        row = one.rows[0]
+        title = _title(row, (row.model, row.load, f"block {row.block_size}", row.device), bench)
+        shared.setdefault(title, []).append(one)
+    return shared if len(shared) != 1 else {"": next(iter(shared.values()))}
+
+
+def _title(row: BenchRow, parts: Iterable[str], bench: Sequence[BenchRow]) -> str:
+    """What the rows of a panel have in common; the load test's name where a report holds several."""
+    return ", ".join(part for part in ((row.load_test if has_several(bench) else ""), *parts) if part)
+
+
+def _run_caption(group: Group) -> str:
+    return " ".join([setting(group), RUN_CAPTION, *speed_warnings(group)])
+
+
+def _usage_rows(run: Run, usage: Sequence[BlockUsageSample]) -> list[dict[str, Any]]:
+    """At most `MAX_STEPS` rows; of the steps that share one, that with the most blocks, so that peaks stay."""
+    size = -(-len(usage) // MAX_STEPS)
+    chosen = [max(usage[start : start + size], key=_blocks) for start in range(0, len(usage), size)]
+    return [
+        {
+            "panel": run.series,
+            "series": run.label,
+            "x": round(step.t_s, 3),
+            "y": step.blocks,
+            "tip": f"{run.label}: {step.blocks} blocks after {step.t_s:.1f} s, {step.running} running",
+        }
+        for step in chosen
+    ]
+
+
+def _blocks(step: BlockUsageSample) -> int:
+    return step.blocks
+
+
+def _rounded(row: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {key: None if value is None else float(f"{value:.5g}") for key, value in row.items()}
