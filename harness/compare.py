@@ -16,6 +16,7 @@ from harness.benchmarks.longbench.tasks import PUBLISHED
 from harness.benchmarks.tasks import TASKS, get_task
 from harness.errors import UserError
 from harness.statistics.paired import (
+    SMALLEST_SHOWN,
     Comparison,
     PairedTask,
     adjust,
@@ -28,8 +29,6 @@ from harness.statistics.text_table import format_interval, format_table
 from harness.store.manifest import FILE_NAME as MANIFEST
 from harness.store.manifest import differing_versions, read_manifest
 from harness.store.predictions import FILE_NAME, Prediction, read_predictions
-
-SMALLEST_SHOWN = 0.0001
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,10 +33,13 @@ FORBIDDEN = [
     ("harness.run", {"vllm", "harness.bench", "harness.__main__"}),
     ("harness.bench", {"vllm", "harness.run", "harness.report", "harness.benchmarks"}),
     ("harness.report", ENGINE_FREE | {"transformers", "harness.run", "policies"}),
+    ("harness.report.reading", {f"harness.report.{part}" for part in ("tables", "figures", "page", "document")}),
+    ("harness.report.tables", {f"harness.report.{part}" for part in ("figures", "page", "document")}),
+    ("harness.report.figures", {f"harness.report.{part}" for part in ("page", "document")}),
     *((f"harness.{name}", ABOVE_CONFIG) for name in ("config", "config_checks", "config_keys")),
 ]
-HEAVY = {"torch", "vllm", "wandb", "transformers", "pandas", "datasets", "matplotlib"}
-START_UP = ("__main__", "config", "config_checks", "config_keys", "errors", "hardware")
+HEAVY = {"torch", "vllm", "wandb", "transformers", "pandas", "datasets", "altair", "vl_convert"}
+START_UP = ("__main__", "config", "config_checks", "config_keys", "errors", "hardware", "report/__main__")
 FOREIGN_PLACES = re.compile(
     r"(?<![\w./])/(?:root|home|opt|work)/(?!\.\.\.)|https?://\S*(?:/simple\b|/whl\b|\.whl\b|packages/)"
 )

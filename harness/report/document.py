@@ -12,7 +12,7 @@ from harness.report.reading.load_tests import BenchRow, read_bench
 from harness.report.reading.runs import Group, Run, make_groups, read_runs
 from harness.report.tables.answer import sentences
 from harness.report.tables.conditions import runs_table
-from harness.report.tables.grid import Table
+from harness.report.tables.grid import Table, folded
 from harness.report.tables.group import GroupTables, group_tables
 from harness.report.tables.load_tests import bench_table
 from harness.report.tables.paper import Known, paper_table, read_paper
@@ -69,6 +69,7 @@ def make_report(sources: Sources) -> Report:
     shared += published_tables(sources.published, sources.runs)
     shared += [paper_table(sources.paper, sources.runs, sources.bench), runs_table(sources.runs)]
     answers = {name: found.answers for name, found in tables.items()}
+    shared = [folded(table) for table in shared]
     return Report(tables, shared, make_figures(sources.groups, sources.bench, answers))
 
 

@@ -22,6 +22,7 @@ from harness.statistics.stats import (
 
 SIGNIFICANT = 0.05
 """A difference is said to be one where its adjusted p is below."""
+SMALLEST_SHOWN = 0.0001
 NUM_FLIPS = 100_000
 """So many that Holm's adjustment over thousands of tests leaves something to be found."""
 MAX_EXACT_CLUSTERS = 16

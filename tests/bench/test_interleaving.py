@@ -5,7 +5,6 @@ from dataclasses import fields
 from itertools import count
 
 import pytest
-from harness.report.bench_runs import BenchRow, read_bench
 
 from harness.bench.config import STOCK
 from harness.bench.interleaving import run_interleaved
@@ -13,6 +12,7 @@ from harness.bench.load import make_load
 from harness.bench.run import carry_out
 from harness.bench.summary import paired_ratios, summarise
 from harness.errors import UserError
+from harness.report.reading.load_tests import BenchRow, read_bench
 from tests.bench.scripted_server import SMALL, VOCABULARY, ScriptedServer, composed_plan
 
 STEP_S = {"full": 0.02, STOCK: 0.019, "paged_eviction": 0.01}

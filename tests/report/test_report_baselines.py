@@ -3,14 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from harness.report.accuracy import accuracy_table
-from harness.report.chart_speed import throughput_charts
-from harness.report.conditions import BUDGET_MEANING, setting, warnings
-from harness.report.costs import memory_table, speed_table
-from harness.report.differences import difference_tables
-from harness.report.runs import Group, make_groups, read_runs
 
 from harness.benchmarks.mini.generate import generate
+from harness.report.figures.all import report_looks
+from harness.report.figures.speed import throughput_figures
+from harness.report.reading.runs import Group, make_groups, read_runs
+from harness.report.tables.conditions import BUDGET_MEANING, setting, warnings
+from harness.report.tables.costs import memory_table, speed_table
+from harness.report.tables.differences import Differences, difference_tables, find_differences
+from harness.report.tables.scores import accuracy_table
 from tests.report.synthetic import write_run
 
 KVPRESS = {"name": "kvpress"}
@@ -19,6 +20,11 @@ KVPRESS = {"name": "kvpress"}
 def group_of(parent) -> Group:
     (only,) = make_groups(read_runs([parent]))
     return only
+
+
+def differences_of(group: Group):
+    found: Differences = find_differences(group)
+    return difference_tables(group, found)[:2]
 
 
 def run_of(group: Group, policy: str, engine: str):
@@ -59,13 +65,13 @@ def test_scores_are_rather_held_against_the_full_cache_of_the_same_engine(tmp_pa
     group = group_of(tmp_path)
     for engine in ("vllm", "kvpress"):
         assert group.baseline(run_of(group, "window", engine)) is run_of(group, "full", engine)
-    assert not any("is held against" in note for note in difference_tables(group)[0].notes)
+    assert not any("is held against" in note for note in differences_of(group)[0].notes)
 
 
 def test_scores_held_against_another_engine_say_so(tmp_path):
     write_run(tmp_path, engine=KVPRESS)
     write_run(tmp_path, "window", 256)
-    averages, tasks = difference_tables(group_of(tmp_path))
+    averages, tasks = differences_of(group_of(tmp_path))
     note = "window (engine=vllm) @ 256 is held against the full cache of engine=kvpress, its own has none."
     assert note in averages.notes
     assert note in tasks.notes
@@ -90,7 +96,7 @@ def test_all_machines_are_named_and_times_of_several_are_said_not_to_compare(tmp
     note = "The runs were made on different machines (column Machine of Runs): their times do not compare."
     assert note in speed_table(group).notes
     assert note not in memory_table(group).notes
-    assert note in throughput_charts([group], [])[1].caption
+    assert note in throughput_figures([group], [], report_looks([group], []))[1].caption
 
 
 def test_runs_slowed_by_recording_positions_are_named_where_speed_is_shown(tmp_path):
@@ -125,12 +131,14 @@ def test_a_mean_is_the_same_number_in_all_tables(tmp_path):
     for policy, budget in (("full", None), ("window", 256)):
         write_run(tmp_path, policy, budget, tasks=tuple(num_higher), num_rows=10, scores=scores)
     group = group_of(tmp_path)
-    averages, tasks = difference_tables(group)
+    averages, tasks = differences_of(group)
     accuracy = accuracy_table(group)
-    texts = [cell.text.split(" ")[0] for cell in accuracy.rows[0]]
+    texts = [cell.text for cell in accuracy.rows[0]]
     shown = dict(zip([column.title for column in accuracy.columns], texts, strict=True))
-    assert [cell.text for cell in averages.rows[0][4:6]] == [shown["all tasks"]] * 2 == ["13.40"] * 2
-    assert {row[0].text: row[4].text for row in tasks.rows} == {task: shown[task] for task in num_higher}
+    (mean,) = (dict(zip([c.title for c in averages.columns], row, strict=True)) for row in averages.rows)
+    assert [mean[key].text for key in ("Full cache", "Policy's score")] == [shown["all tasks"]] * 2 == ["13.40"] * 2
+    place = [column.title for column in tasks.columns].index("Full cache")
+    assert {row[2].text: row[place].text for row in tasks.rows} == {task: shown[task] for task in num_higher}
 
 
 @pytest.mark.parametrize(

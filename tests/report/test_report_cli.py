@@ -1,6 +1,8 @@
 """`python -m harness.report`: from run folders to files, with one line for every mistake."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,10 +30,10 @@ def test_it_writes_tables_figures_document_and_page_and_says_where(runs, tmp_pat
     assert main([str(runs), "--out", str(tmp_path), *PAPER]) == 0
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     group = "tiny-longbench_mini-limit12"
-    names = ["averages", "single-doc_qa"]
-    names = [f"accuracy-{group}-{name}" for name in names] + [f"{name}-{group}" for name in ("memory", "speed")]
+    names = [f"accuracy-{group}-{name}" for name in ("averages", "single-doc_qa")]
+    names += [f"{name}-{group}" for name in ("answer", "papers", "longbench", "memory", "speed")]
     names += [f"difference-{group}-{part}" for part in ("averages", "tasks")] + ["bench", "paper", "runs"]
-    assert {f"tables/{name}.{kind}" for name in names for kind in ("csv", "md", "tex")} == {
+    assert {f"tables/{name}.{kind}" for name in names for kind in ("csv", "md", "tex", "parquet")} == {
         name for name in written if name.startswith("tables/")
     }
     assert {"report.md", "report.html"} <= written
@@ -48,13 +50,13 @@ def test_it_writes_tables_figures_document_and_page_and_says_where(runs, tmp_pat
 def test_only_figures_can_be_asked_for(runs, tmp_path):
     assert main([str(runs), "--figures", str(tmp_path / "figures"), *PAPER]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["figures"]
-    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg", ".png"}
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg", ".png", ".json"}
 
 
 def test_a_report_of_load_tests_alone(tmp_path):
     write_bench(tmp_path / "runs", bench_rows())
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *PAPER]) == 0
-    assert "| tiny" in (tmp_path / "out" / "report.md").read_text()
+    assert "Model tiny; Block 32 tokens" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_runs_without_any_sample_or_score_can_be_reported(tmp_path, capsys):
@@ -63,9 +65,10 @@ def test_runs_without_any_sample_or_score_can_be_reported(tmp_path, capsys):
     write_run(tmp_path / "runs", status="failed")
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *PAPER]) == 0
     assert (
-        "window @ 256 [started]: 0 of 48 samples, not a finished run." in (tmp_path / "out" / "report.md").read_text()
+        "window @ 256 [started]: 0 of 48 samples scored, not a finished run."
+        in (tmp_path / "out" / "report.md").read_text()
     )
-    assert "(0, each as PDF, SVG and PNG)" in capsys.readouterr().out
+    assert "(0, each as SVG, PNG, PDF)" in capsys.readouterr().out
 
 
 def test_the_same_runs_give_the_same_page(runs, tmp_path):
@@ -104,3 +107,15 @@ def test_real_runs_of_this_checkout_can_be_reported(tmp_path):
         pytest.skip("no run in results/runs; make one with python -m harness")
     assert main([str(folder), "--out", str(tmp_path), *PAPER]) == 0
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_help_imports_nothing_that_takes_its_time():
+    script = (
+        "import sys\n"
+        "from harness.report.__main__ import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit:\n    print(sorted({name.split('.')[0] for name in sys.modules} & set(sys.argv[1:])))"
+    )
+    heavy = ["pandas", "numpy", "altair", "vl_convert", "torch", "hydra"]
+    done = subprocess.run([sys.executable, "-c", script, *heavy], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

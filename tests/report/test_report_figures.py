@@ -1,19 +1,24 @@
-"""Figures have the labels they should, and as many points as there are runs."""
+"""Figures have the panels, marks and axes they should; one declaration gives all formats, always the same."""
 
+import json
+import re
 import xml.etree.ElementTree as ElementTree
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
-from harness.report.bench_runs import read_bench
-from harness.report.chart_runs import accuracy_chart, pareto_chart, usage_chart
-from harness.report.chart_speed import latency_charts, page_size_chart, throughput_charts
-from harness.report.charts import Chart, Panel, Point, Series, Skipped
-from harness.report.drawing import COLOURS, draw, make_styles, save
-from harness.report.retention_figures import retention_figures
-from harness.report.runs import make_groups, read_runs
 
-from harness.report.figures import make_charts, write_figures
-from tests.report.synthetic import TASK_SET, bench_rows, write_bench, write_run
+from harness.report.figures.all import make_figures, report_looks, write_figures
+from harness.report.figures.figure import Figure, Skipped, declaration, make_looks, save
+from harness.report.figures.retention import png, retention_figures
+from harness.report.figures.scores import accuracy_figure, answer_figure, length_figure
+from harness.report.figures.speed import block_size_figure, latency_figures, throughput_figures, usage_figure
+from harness.report.reading.load_tests import read_bench
+from harness.report.reading.runs import make_groups, read_runs
+from harness.report.tables.answer import find_answers, sentences
+from harness.report.tables.differences import find_differences
+from harness.store.predictions import read_predictions, replace_predictions
+from tests.report.synthetic import NUM_LAYERS, TASK_SET, bench_rows, write_bench, write_run
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -26,173 +31,239 @@ def group(tmp_path_factory):
         for budget in (128, 256, 512):
             write_run(parent, policy, budget, retention=policy == "window" and budget == 256)
     write_run(parent, "stopped", 256, status="interrupted", num_done=20)
+    return group_in(parent)
+
+
+@pytest.fixture(scope="module")
+def answers(group):
+    return find_answers(group, find_differences(group))
+
+
+def group_in(parent):
     (only,) = make_groups(read_runs([parent]))
     return only
 
 
-def drawn(chart: Chart, folder) -> ElementTree.Element:
-    names = [series.name for panel in chart.panels for series in panel.series]
-    _, svg, _ = save(draw(chart, make_styles(names)), folder, chart.name)
-    return ElementTree.parse(svg).getroot()
+def looks_of(group):
+    return report_looks([group], [])
+
+
+def of_panel(figure: Figure, panel: str) -> list[dict]:
+    return [row for row in figure.rows if row["panel"] == panel]
+
+
+def drawn(figure: Figure, folder) -> ElementTree.Element:
+    save(figure, folder)
+    return ElementTree.parse(folder / f"{figure.name}.svg").getroot()
 
 
 def texts(root) -> list[str]:
     return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
 
 
-def marks(root, panel: int, series: int) -> int:
-    (group,) = (one for one in root.iter(f"{SVG}g") if one.get("id") == f"series-{panel}-{series}")
-    return len(list(group.iter(f"{SVG}use")))
+def layers_of(figure: Figure, kind: str) -> list[dict]:
+    return [layer for layer in figure.unit["layer"] if layer["mark"]["type"] == kind]
 
 
-def test_accuracy_has_a_panel_a_task_and_a_mark_a_run(group, tmp_path):
-    chart = accuracy_chart(group)
-    assert [panel.title for panel in chart.panels] == [
+def test_accuracy_has_a_panel_a_task_and_a_row_a_run(group, tmp_path):
+    figure = accuracy_figure(group, looks_of(group))
+    assert list(figure.panels) == [
         "mean of 4 tasks",
         *("qasper (qa_f1)", "hotpotqa (qa_f1)", "gov_report (rouge)", "lcc (code_sim)"),
     ]
-    root = drawn(chart, tmp_path)
-    for panel in range(5):
-        assert [series.name for series in chart.panels[panel].series] == ["full", "random", "window"]
-        assert [marks(root, panel, series) for series in (1, 2)] == [3, 3]
-    found = texts(root)
-    assert found.count("Budget (tokens per layer and KV head)") == 1
-    assert found.count("Score") == 1
-    assert {"128", "256", "512", "full", "random", "window"} <= set(found)
+    for panel in figure.panels:
+        rows = of_panel(figure, panel)
+        assert [row["series"] for row in rows if row["kind"] == "level"] == ["full"]
+        assert sorted(row["x"] for row in rows if row["series"] == "window") == ["128", "256", "512"]
+    found = texts(drawn(figure, tmp_path))
+    assert {"128", "256", "512", "full", "random", "window", *figure.panels} <= set(found)
 
 
 def test_the_level_of_the_full_cache_is_its_score_with_its_interval(group):
-    panel = accuracy_chart(group).panels[1]
+    (level,) = [row for row in of_panel(accuracy_figure(group, looks_of(group)), "qasper (qa_f1)") if "x" not in row]
     score = next(run for run in group.runs if run.policy == "full").scores["qasper"]
-    (level,) = panel.series[0].points
-    assert panel.series[0].kind == "reference"
-    assert (level.y, level.low, level.high) == (score.score, score.ci_low, score.ci_high)
+    assert (level["y"], level["low"], level["high"]) == (score.score, score.ci_low, score.ci_high)
 
 
 def test_unfinished_runs_are_in_no_curve_of_scores(group):
-    names = {series.name for panel in accuracy_chart(group).panels for series in panel.series}
-    assert names == {"full", "random", "window"}
-    assert any("stopped @ 256 [interrupted]" in chart.caption for chart in (accuracy_chart(group), pareto_chart(group)))
+    figure = accuracy_figure(group, looks_of(group))
+    assert {row["series"] for row in figure.rows} == {"full", "random", "window"}
+    assert "stopped @ 256 [interrupted]" in figure.caption
 
 
-def test_memory_is_measured_and_does_not_depend_on_how_many_requests_ran_at_once(group, tmp_path):
-    chart = pareto_chart(group)
-    window = next(series for series in chart.panels[0].series if series.name == "window")
-    assert [point.x for point in window.points] == [1.0, 2.0, 4.0]
-    assert [point.label for point in window.points] == ["window @ 128", "window @ 256", "window @ 512"]
-    root = drawn(chart, tmp_path)
-    assert "KV memory of a running request, mean (MiB)" in texts(root)
-    assert [marks(root, 0, series) for series in range(3)] == [1, 3, 3]
+def test_one_budget_is_drawn_as_bars(tmp_path):
+    write_run(tmp_path)
+    write_run(tmp_path, "window", 256)
+    group = group_in(tmp_path)
+    figure = accuracy_figure(group, looks_of(group))
+    assert figure.unit["layer"][0]["mark"]["type"] == "bar"
+    assert {row["series"] for row in of_panel(figure, "mean of 4 tasks")} == {"full", "window"}
+
+
+def test_the_answer_is_in_percent_of_the_full_cache(group, answers, tmp_path):
+    figure = answer_figure(group, answers, looks_of(group))
+    memory = {(row["series"], row["x"]) for row in of_panel(figure, figure.panels[0])}
+    assert {x for name, x in memory if name == "window"} == {10.0, 20.0, 40.0}
+    assert ("full", 100.0) in memory
+    time = of_panel(figure, figure.panels[1])
+    assert {row["x"] for row in time if row["series"] != "full"} == {50.0}
+    assert "Score kept, % of full cache" in texts(drawn(figure, tmp_path))
+
+
+def test_a_sentence_a_policy_says_score_memory_and_time(answers):
+    found = dict(sentences(answers))
+    assert next(iter(found)) == "full"
+    assert set(found) == {"full", "window", "random"}
+    assert re.match(r"scores \d+\.\d with 10\.0 MiB of KV memory a request and 0\.2 s a sample\.$", found["full"])
+    clauses = found["window"].rstrip(".").split("; ")
+    assert [clause.split(" ")[1] for clause in clauses] == ["128", "256", "512"]
+    pattern = (
+        r"at 256 keeps \d+ % \[\d+, \d+\] of the score, significantly less, with 20 % of the memory, 50 % of the time"
+    )
+    assert re.fullmatch(pattern, clauses[1])
 
 
 def test_blocks_over_time_keep_their_peaks(tmp_path):
     folder = write_run(tmp_path, usage=False)
     lines = [f"1,{step / 10},{900 if step == 777 else step % 50},1" for step in range(1000)]
     (folder / "block_usage.csv").write_text("\n".join(["session,t_s,blocks,running", *lines]) + "\n")
-    (group,) = make_groups(read_runs([tmp_path]))
-    (series,) = usage_chart(group).panels[0].series
-    assert len(series.points) == 250
-    assert max(point.y for point in series.points) == 900
-    assert [point.x for point in series.points] == sorted(point.x for point in series.points)
+    figure = usage_figure(group_in(tmp_path), make_looks(["full"]))
+    assert len(figure.rows) == 200
+    assert max(row["y"] for row in figure.rows) == 900
+    assert [row["x"] for row in figure.rows] == sorted(row["x"] for row in figure.rows)
+
+
+def test_runs_are_compared_by_samples_with_the_length_of_answers_beside(group):
+    figure = throughput_figures([group], [], looks_of(group))[1]
+    assert list(figure.panels) == ["samples/s", "mean answer (tokens)"]
+    assert {row["y"] for row in of_panel(figure, "samples/s") if row["series"] == "full"} == {4.8}
+    assert {row["y"] for row in of_panel(figure, "mean answer (tokens)")} == {20.0}
+
+
+def test_ratio_quantities_begin_at_zero(group, tmp_path):
+    write_bench(tmp_path, bench_rows())
+    bench = read_bench([tmp_path])
+    looks = report_looks([group], bench)
+    for figure in (*throughput_figures([group], bench, looks), *latency_figures([group], bench, looks)):
+        (line,) = layers_of(figure, "line")
+        assert line["encoding"]["y"]["scale"]["zero"] is True, figure.name
 
 
 def test_load_tests_give_medians_and_their_range(tmp_path):
     write_bench(tmp_path, bench_rows())
-    (chart,) = throughput_charts([], read_bench([tmp_path]))
-    output, total = chart.panels
-    assert output.title == "tiny, 12 × 384 in, 256 out, block 32"
-    assert [(series.name, series.kind, len(series.points)) for series in output.series] == [
-        ("full", "reference", 1),
-        ("window", "line", 2),
+    bench = read_bench([tmp_path])
+    (figure,) = throughput_figures([], bench, report_looks([], bench))
+    assert list(figure.panels) == ["output tokens/s", "prompt and output tokens/s"]
+    rows = of_panel(figure, "output tokens/s")
+    assert [(row["series"], row["kind"]) for row in rows] == [
+        ("full", "level"),
+        ("window", "point"),
+        ("window", "point"),
     ]
-    first = output.series[1].points[0]
-    assert (first.x, first.y, first.low, first.high) == (128, pytest.approx(220), 200, pytest.approx(240))
-    assert total.y_label == "Prompt and output tokens/s"
-    (latency,) = latency_charts([], read_bench([tmp_path]))
-    assert [panel.y_label for panel in latency.panels] == ["TTFT (s)", "TPOT (s)", "End to end (s)"]
-    assert [point.high for point in latency.panels[0].series[1].points] == [2.0, 2.0]
+    assert [rows[1][key] for key in ("x", "y", "low", "high")] == ["128", 220, 200, 240]
+    (latency,) = latency_figures([], bench, report_looks([], bench))
+    assert list(latency.panels) == ["TTFT (s)", "TPOT (s)", "end to end (s)"]
+    assert [row["high"] for row in of_panel(latency, "TTFT (s)")] == [2.0, 2.0, 2.0]
 
 
 def test_block_sizes_are_compared_where_there_are_several(tmp_path):
     write_bench(tmp_path, [*bench_rows(), *bench_rows(block_size=16)])
     for size in (16, 32):
         write_run(tmp_path, "window", 256, block_size=size)
-    chart = page_size_chart(make_groups(read_runs([tmp_path])), read_bench([tmp_path]))
-    runs, bench = chart.panels
-    assert [(series.name, [point.x for point in series.points]) for series in runs.series] == [
-        ("window @ 256", [16, 32])
+    groups, bench = make_groups(read_runs([tmp_path])), read_bench([tmp_path])
+    figure = block_size_figure(groups, bench, report_looks(groups, bench))
+    runs, load = figure.panels
+    assert [(row["series"], row["x"]) for row in of_panel(figure, runs)] == [
+        ("window @ 256", "16"),
+        ("window @ 256", "32"),
     ]
-    assert [series.name for series in bench.series] == ["full", "window @ 128", "window @ 256"]
-    root = drawn(chart, tmp_path)
-    assert [marks(root, 0, 0), *(marks(root, 1, series) for series in range(3))] == [2, 2, 2, 2]
+    assert {row["series"] for row in of_panel(figure, load)} == {"full", "window @ 128", "window @ 256"}
+
+
+def test_accuracy_by_length_has_the_buckets_of_longbench_e(tmp_path):
+    settings = {"source": "local", "limit": None, "longbench_e": True}
+    for policy, budget in (("full", None), ("window", 256)):
+        folder = write_run(tmp_path, policy, budget, tasks=("qasper", "hotpotqa"), benchmark=settings)
+        found = read_predictions(folder)
+        lengths = [100, 5000, 9000] * len(found)
+        changed = [type(one)(**vars(one) | {"length": length}) for one, length in zip(found, lengths, strict=False)]
+        replace_predictions(folder, changed)
+    group = group_in(tmp_path)
+    figure = length_figure(group, looks_of(group))
+    assert [row["x"] for row in figure.rows if row["series"] == "full"] == ["0-4k", "4-8k", "8k+"]
+    assert all(row["tip"].endswith("n = 8") for row in figure.rows)
 
 
 def test_a_figure_without_data_is_skipped_with_the_reason(tmp_path):
     write_run(tmp_path, usage=False)
     groups = make_groups(read_runs([tmp_path]))
-    written, skipped = write_figures(tmp_path / "figures", groups, make_charts(groups, []))
+    figures = make_figures(groups, [], {group.name: [] for group in groups})
+    write_figures(tmp_path / "figures", figures)
+    skipped = [one for one in figures if isinstance(one, Skipped)]
     assert {one.name.removesuffix("-tiny-longbench_mini-limit12"): one.reason for one in skipped} == {
+        "answer": "no finished run beside a full cache that recorded block usage",
         "accuracy-vs-budget": "no finished run with a budget",
-        "accuracy-vs-memory": "no finished run recorded block usage",
+        "accuracy-by-length": "all prompts are about as long",
         "throughput-vs-budget-bench": "no load test (bench.json) was found",
         "latency-vs-budget-bench": "no load test (bench.json) was found",
-        "page-size": "all runs of a group have one block size",
+        "block-size": "all runs of a group have one block size",
         "blocks-over-time": "no run recorded block usage",
         "retention": "no run recorded retained positions",
     }
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert names == {f"{one.name}.{kind}" for one in written for kind in ("pdf", "svg", "png")}
+    drawn_ones = [one.name for one in figures if isinstance(one, Figure)]
+    assert names == {f"{name}.{kind}" for name in drawn_ones for kind in ("pdf", "svg", "png", "vl.json")}
 
 
-def test_retention_maps_stand_side_by_side(group, tmp_path):
-    figures = retention_figures(group)
-    names = [name for name, _ in figures]
-    assert names[0] == f"retention-mean-prefill_end-{group.name}"
-    assert [name.split("-")[1] for name in names[1:]] == list(TASK_SET[:3])
-    _, svg, _ = save(figures[0][1], tmp_path, "mean")
-    root = ElementTree.parse(svg).getroot()
-    assert len([one for one in root.iter(f"{SVG}g") if (one.get("id") or "").startswith("map-")]) == 2
-    assert {"full, 48 samples", "window @ 256, 48 samples", "Layer"} <= set(texts(root))
+def test_retention_maps_stand_side_by_side_and_heads_apart(group, tmp_path):
+    maps, heads = retention_figures(group)
+    assert list(maps.panels) == ["full, 48 samples", "window @ 256, 48 samples"]
+    assert "a mean over samples, over the KV heads" in maps.caption
+    root = drawn(maps, tmp_path)
+    assert len(list(root.iter(f"{SVG}image"))) == 2
+    assert {"Layer", "Share kept"} <= set(texts(root))
+    assert list(heads.panels) == ["window @ 256"], "the full cache keeps as many in all heads"
+    values = {(row["y"], row["x"]): row["value"] for row in heads.rows}
+    assert len(values) == 2 * NUM_LAYERS
+    assert values[0, 0] == values[0, 1] == 256
+    assert values[1, 1] > 256
+    assert len(TASK_SET) * 12 == 48
 
 
-def test_the_same_chart_gives_the_same_bytes(group, tmp_path):
-    chart = pareto_chart(group)
-    styles = make_styles([series.name for series in chart.panels[0].series])
-    first, second = (
-        [path.read_bytes() for path in save(draw(chart, styles), tmp_path, name)] for name in ("first", "second")
-    )
-    assert first == second
+def test_the_picture_of_a_map_is_bright_where_all_was_kept():
+    from io import BytesIO
+
+    from PIL import Image
+
+    picture = png(np.array([[1.0, 0.0], [0.5, 0.25]]))
+    import base64
+
+    image = Image.open(BytesIO(base64.b64decode(picture.split(",")[1])))
+    width, height = image.size
+    assert image.getpixel((0, height - 1)) == (254, 232, 56), "layer 0 is below"
+    assert image.getpixel((width - 1, height - 1)) == (0, 34, 78)
+    assert image.getpixel((0, 0)) == (112, 113, 115)
 
 
-def test_neighbours_differ_in_colour_marker_and_line_and_repeats_in_line():
-    styles = make_styles([f"policy {number}" for number in range(2 * len(COLOURS))])
-    looks = list(styles.values())
+def test_the_same_figure_gives_the_same_bytes(group, answers, tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        save(answer_figure(group, answers, looks_of(group)), tmp_path / name)
+    for path in (path for path in (tmp_path / "first").iterdir() if path.suffix != ".pdf"):  # its font tags vary
+        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes(), path.name
+
+
+def test_a_saved_declaration_is_the_figure_itself(group, answers, tmp_path):
+    figure = answer_figure(group, answers, looks_of(group))
+    save(figure, tmp_path)
+    assert json.loads((tmp_path / f"{figure.name}.vl.json").read_text()) == json.loads(json.dumps(declaration(figure)))
+
+
+def test_forty_series_share_neither_colour_and_shape_nor_colour_and_dash():
+    looks = list(make_looks([f"policy {number}" for number in range(40)]).values())
+    for one, other in combinations(looks, 2):
+        assert (one.colour, one.shape) != (other.colour, other.shape)
+        assert (one.colour, one.dash) != (other.colour, other.dash)
     for one, other in pairwise(looks):
-        assert all(one[key] != other[key] for key in ("color", "marker", "linestyle"))
-    assert len({str(look) for look in looks}) == len(looks)
-
-
-def test_a_single_value_has_a_bar_instead_of_a_band(tmp_path):
-    series = [Series("a", [Point(1, 2, 1, 3)]), Series("b", [Point(1, 2, 1, 3), Point(2, 3, 2, 4)])]
-    chart = Chart("lone", "t", "c", [Panel("p", "x", "y", series)])
-    axes = draw(chart, make_styles(["a", "b"])).axes[0]
-    assert len(axes.containers) == 1
-    assert isinstance(accuracy_chart(make_groups(read_runs([write_run(tmp_path)]))[0]), Skipped)
-
-
-@pytest.mark.parametrize("num_panels", [1, 2, 4])
-def test_long_names_and_titles_stay_inside_the_figure_and_apart(num_panels):
-    names = [f"paged_eviction (protect_first={number}, protect_last={number}) @ 1024" for number in range(14)]
-    series = [Series(name, [Point(512, 20, 10, 30), Point(1024, 25, 15, 35)]) for name in names]
-    title = "a load test, smollm2-135m, 12 × 384 in, 256 out, block 32, AMD EPYC, 2 cores"
-    panels = [Panel(title, "x", "y", series) for _ in range(num_panels)]
-    figure = draw(Chart("c", "c", "", panels), make_styles(names))
-    figure.canvas.draw()
-    (legend,) = figure.legends
-    box, whole = legend.get_window_extent(), figure.bbox
-    assert box.x0 >= whole.x0
-    assert box.x1 <= whole.x1
-    titles = [axes.title.get_window_extent() for axes in figure.axes]
-    assert all(left.x1 < right.x0 for left, right in pairwise(titles))
-    assert all(title.y1 <= box.y0 + 1 for title in titles)
-    assert all(axes.get_window_extent().height > 0.5 * axes.get_window_extent().width for axes in figure.axes)
+        assert one.colour != other.colour
+        assert one.shape != other.shape

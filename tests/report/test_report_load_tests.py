@@ -1,11 +1,14 @@
 """Load tests are pooled and paired within themselves only, and named where a report holds several."""
 
 import pytest
-from harness.report.bench_runs import bench_table, read_bench, settings
-from harness.report.chart_speed import latency_charts, page_size_chart, throughput_charts
-from harness.report.paper import paper_table, read_paper
 
 from harness.errors import UserError
+from harness.report.figures.all import report_looks
+from harness.report.figures.speed import block_size_figure, latency_figures, throughput_figures
+from harness.report.reading.load_tests import read_bench, settings
+from harness.report.tables.grid import folded
+from harness.report.tables.load_tests import bench_table
+from harness.report.tables.paper import paper_table, read_paper
 from tests.report.synthetic import bench_rows, write_bench
 from tests.report.test_report_paper import LOAD, PAPER
 
@@ -49,8 +52,8 @@ def test_a_load_test_without_a_full_cache_borrows_none(tmp_path):
 
 def test_the_table_names_load_tests_where_there_are_several_and_what_they_ran_on(two):
     table = bench_table(read_bench([two]))
-    assert table.columns[0].title == "Load test"
-    assert [row[0].text for row in table.rows] == ["latency-tiny"] * 3 + ["throughput-tiny"] * 3
+    assert table.columns[2].title == "Load test"
+    assert [row[2].text for row in table.rows] == ["latency-tiny"] * 3 + ["throughput-tiny"] * 3
     assert len(table.columns) == len(table.rows[0])
     code = f"code {'c' * 10}, finished."
     assert table.notes == [
@@ -58,7 +61,8 @@ def test_the_table_names_load_tests_where_there_are_several_and_what_they_ran_on
         f"throughput-tiny: float16, random weights, engine=vllm, max_num_seqs=64, reserve=True, {code}",
     ]
     alone = bench_table(read_bench([two / "latency-tiny"]))
-    assert alone.columns[0].title == "Model"
+    assert "Load test" not in [column.title for column in folded(alone).columns]
+    assert "Load test latency-tiny; Model tiny; Block 32 tokens" in folded(alone).caption
     assert alone.notes == table.notes[:1]
 
 
@@ -98,17 +102,20 @@ def test_a_gain_is_taken_within_a_load_test(tmp_path):
 
 def test_panels_of_several_load_tests_are_apart_and_named(two):
     bench = read_bench([two])
-    (throughput,), (latency,) = throughput_charts([], bench), latency_charts([], bench)
+    looks = report_looks([], bench)
+    (throughput,), (latency,) = throughput_figures([], bench, looks), latency_figures([], bench, looks)
     title = "tiny, 12 × 384 in, 256 out, block 32"
-    assert [panel.title for panel in throughput.panels] == [
-        *[f"latency-tiny, {title}"] * 2,
-        *[f"throughput-tiny, {title}"] * 2,
+    assert list(throughput.panels) == [
+        f"{test}, {title}: {unit}"
+        for test in ("latency-tiny", "throughput-tiny")
+        for unit in ("output tokens/s", "prompt and output tokens/s")
     ]
     assert len(latency.panels) == 6
     more = bench_rows(block_size=64)
     write_bench(two, [*bench_rows(), *more], "page_size-tiny")
-    (panel,) = page_size_chart([], read_bench([two])).panels
-    assert panel.title == "page_size-tiny, tiny, 12 × 384 in, 256 out"
+    bench = read_bench([two])
+    (panel,) = block_size_figure([], bench, report_looks([], bench)).panels
+    assert panel == "page_size-tiny, tiny, 12 × 384 in, 256 out: prompt and output tokens/s"
 
 
 def test_compaction_and_mean_memory_are_said_to_be_what_they_are(two):

@@ -5,14 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness.report.accuracy import accuracy_table, by_category
-from harness.report.chart_runs import accuracy_chart
-from harness.report.differences import difference_tables
-from harness.report.runs import make_groups, read_runs
 
 from harness.errors import UserError
 from harness.report.__main__ import main
+from harness.report.figures.all import report_looks
+from harness.report.figures.scores import accuracy_figure
 from harness.report.metrics import run_metrics
+from harness.report.reading.runs import make_groups, read_runs
+from harness.report.tables.differences import difference_tables, find_differences
+from harness.report.tables.scores import accuracy_table, by_category
 from harness.store.manifest import read_manifest, write_manifest
 from harness.store.predictions import read_predictions, replace_predictions
 from tests.benchmarks.longbench.own_task import register
@@ -65,11 +66,12 @@ def test_beside_longbench_it_has_a_column_and_no_part_in_averages(tmp_path):
     assert titles[2:] == ["all tasks", "English and code tasks", "single-doc QA", "qasper", "riddles"]
     *_, own = by_category(accuracy_table(group))
     assert own.name.endswith("-own_tasks")
-    assert [cell.text for cell in own.rows[0]] == ["full", "-", "100.00 ± 0.00"]
+    assert [cell.whole for cell in own.rows[0]] == ["full", "-", "100.00 [100.0, 100.0]"]
+    assert any("a single point" in note for note in own.notes)
     assert {record["name"] for record in own.records} == {"riddles"}
-    averages, tasks = difference_tables(group)
-    assert [row[0].text for row in averages.rows] == ["mean of 1 tasks"]
-    assert [row[0].text for row in tasks.rows] == ["qasper", "riddles"]
+    averages, tasks = difference_tables(group, find_differences(group))
+    assert [row[2].text for row in averages.rows] == ["mean of 1 tasks"]
+    assert [row[2].text for row in tasks.rows] == ["qasper", "riddles"]
 
 
 def test_alone_it_has_a_mean_of_its_own(tmp_path):
@@ -79,7 +81,8 @@ def test_alone_it_has_a_mean_of_its_own(tmp_path):
     assert run_metrics(run.manifest, run.predictions)["overall"]["score"] == 100.0
     titles = [column.title for column in accuracy_table(group).columns]
     assert titles[2:] == ["own tasks", "riddles"]
-    assert [panel.title for panel in accuracy_chart(group).panels] == ["mean of 1 tasks", "riddles (qa_f1)"]
+    figure = accuracy_figure(group, report_looks([group], []))
+    assert list(figure.panels) == ["mean of 1 tasks", "riddles (qa_f1)"]
 
 
 @pytest.mark.parametrize("instead", [False, True], ids=["beside LongBench", "alone"])

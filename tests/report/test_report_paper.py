@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-from harness.report.bench_runs import bench_table, read_bench, settings
-from harness.report.paper import COLUMNS, paper_table, read_paper
-from harness.report.runs import read_runs
 
 from harness.benchmarks.tasks import TASKS
 from harness.errors import UserError
+from harness.report.reading.load_tests import read_bench, settings
+from harness.report.reading.runs import read_runs
+from harness.report.tables.load_tests import bench_table
+from harness.report.tables.paper import COLUMNS, READ_FROM, paper_table, read_paper
 from tests.report.synthetic import bench_rows, write_bench, write_run
 
 PAPER = Path(__file__).resolve().parents[2] / "results" / "paper"
@@ -29,12 +30,16 @@ def row_of(known, **wanted):
 def test_numbers_are_those_of_the_digest_with_source_and_doubt():
     known = read_paper(PAPER)
     score = row_of(known, method="paged_eviction", dataset="gov_report", budget=1024)
-    assert (score.value, score.approximate, score.source, score.unit) == (24.5, True, "N1 N2 N3", "score")
+    assert (score.value, score.read_from, score.source, score.unit) == (24.5, READ_FROM["plot"], "N1 N2 N3", "score")
     gains = [one for one in known if one.metric == "throughput gain"]
-    assert [(one.value, one.baseline, one.approximate) for one in gains] == [
-        (37.0, "full", False),
-        (39.0, "inverse_key_l2", False),
+    assert [(one.value, one.baseline, one.read_from) for one in gains] == [
+        (37.0, "full", READ_FROM["text"]),
+        (39.0, "inverse_key_l2", READ_FROM["text"]),
     ]
+    assert all("the sources disagree" in one.note for one in known if one.metric == "latency reduction")
+    titles = [column.title for column in paper_table(known, [], []).columns]
+    read_from = [row[titles.index("Read from")].text for row in paper_table(known, [], []).rows]
+    assert set(read_from) == set(READ_FROM.values())
     latencies = {one.model: one.value for one in known if one.metric == "latency reduction"}
     assert latencies == {"llama3.2-1b": 12.0, "llama3.2-3b": 10.0, "llama3.1-8b": 11.0}
 
@@ -160,7 +165,7 @@ def test_claims_without_a_single_condition_are_shown_and_not_measured():
     ("content", "message"),
     [
         ("a,b\n1,2\n", "has the columns a, b"),
-        (",".join(COLUMNS) + "\nm,d,x,p,many,,,1,,score,true,N1,\n", r"numbers\.csv:2 cannot be read"),
+        (",".join(COLUMNS) + "\nm,d,x,p,many,,,1,,score,plot,N1,\n", r"numbers\.csv:2 cannot be read"),
         (",".join(COLUMNS) + "\nm,d,x,p,,,,1,,score,maybe,N1,\n", r"numbers\.csv:2 cannot be read"),
     ],
 )
@@ -186,9 +191,10 @@ def test_ratios_are_taken_repeat_by_repeat(tmp_path):
         [2.0, pytest.approx(4.4), pytest.approx(1.2)]
     ]
     table = bench_table(bench)
-    shown = [[cell.text for cell in row] for row in table.rows]
-    assert shown[0][:9] == ["tiny", "full", "-", "32", "12 × 384 in, 256 out", "3", "100.0", "220.0", "-"]
-    assert shown[1][5:] == [
+    shown = [[cell.whole for cell in row] for row in table.rows]
+    assert shown[0][:7] == ["full", "-", "bench", "tiny", "32", "12 × 384 in, 256 out", "3"]
+    assert shown[0][7:10] == ["100.0", "220.0", "-"]
+    assert shown[1][6:] == [
         *("3", "220.0", "440.0", "2.00 (1.20 to 4.40)", "1.000", "2.000", "45.5", "68.2"),
         *("40", "-", "10.0", "3.00", "0"),
     ]

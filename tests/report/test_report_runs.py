@@ -1,13 +1,13 @@
 """Which runs stand side by side, what they are called, and what is kept apart."""
 
 import pytest
-from harness.report.conditions import runs_table, warnings
-from harness.report.prompts import load_prompts
-from harness.report.runs import make_groups, read_runs
-from harness.report.usage import read_usage, total_tokens_per_s, tpot
 
 from harness.engines.contract import BlockUsageSample
 from harness.errors import UserError
+from harness.report.reading.prompts import load_prompts
+from harness.report.reading.runs import make_groups, read_runs
+from harness.report.reading.usage import read_usage, total_tokens_per_s, tpot
+from harness.report.tables.conditions import runs_table, warnings
 from harness.store.block_usage import append_block_usage
 from harness.store.predictions import read_predictions, replace_predictions
 from tests.report.synthetic import unscored, write_run
@@ -76,7 +76,8 @@ def test_unscored_samples_are_left_out_of_scores(tmp_path):
     predictions = read_predictions(folder)
     replace_predictions(folder, [*predictions[:5], *map(unscored, predictions[5:])])
     (run,) = read_runs([tmp_path])
-    assert (run.scores["qasper"].n, run.num_unscored) == (5, 7)
+    assert (run.scores["qasper"].n, len(run.answered)) == (5, 12)
+    assert run.metrics["memory"]["mean_peak_resident_tokens"] > 0
 
 
 def test_a_policy_that_never_fired_is_named(tmp_path):

@@ -2,14 +2,14 @@
 
 import pandas as pd
 import pytest
-from harness.report.accuracy import accuracy_table, by_category
-from harness.report.costs import memory_table, speed_table
-from harness.report.differences import NUM_FLIPS, difference_tables
-from harness.report.grid import Cell, format_number, mark_best
-from harness.report.runs import make_groups, read_runs
-from harness.report.writers import escape_latex, latex, markdown, write_table
 
 from harness.benchmarks.mini.generate import generate
+from harness.report.reading.runs import make_groups, read_runs
+from harness.report.tables.costs import memory_table, speed_table
+from harness.report.tables.differences import NUM_FLIPS, difference_tables, find_differences
+from harness.report.tables.grid import Cell, format_number, mark_best
+from harness.report.tables.scores import accuracy_table, by_category
+from harness.report.tables.writers import escape_latex, latex, markdown, write_table
 from tests.report.synthetic import write_run
 
 TASKS = ("qasper", "lcc")
@@ -40,55 +40,50 @@ def group(tmp_path_factory):
     return only
 
 
+def differences_of(group):
+    return difference_tables(group, find_differences(group))
+
+
 def grid(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
 def test_averages_in_markdown(group):
     table, *_ = by_category(accuracy_table(group))
-    assert grid(markdown(table)) == [
-        "| Policy      |   Budget (tokens) |   all tasks (2/21 tasks, 20/210) "
-        "|   English and code tasks (2/16 tasks, 20/160) |   single-doc QA (1/4 tasks, 10/40) "
-        "|   code (1/2 tasks, 10/20) |",
-        "|:------------|------------------:|---------------------------------:"
-        "|----------------------------------------------:|-----------------------------------:"
-        "|--------------------------:|",
-        "| full        |                 - |                     50.00 ± 3.00 "
-        "|                                  50.00 ± 3.00 |                       60.00 ± 6.00 "
-        "|              40.00 ± 0.00 |",
-        "| bad_one     |               256 |                     17.50 ± 1.50 "
-        "|                                  17.50 ± 1.50 |                       15.00 ± 3.00 "
-        "|              20.00 ± 0.00 |",
-        "| cut_short † |               256 |       47.50 (2/21 tasks, 13/210) "
-        "|                    47.50 (2/16 tasks, 13/160) |                       55.00 ± 9.00 "
-        "|   40.00 (1/2 tasks, 3/20) |",
-        "| good_one    |               256 |                 **47.50 ± 4.50** "
-        "|                              **47.50 ± 4.50** |                   **55.00 ± 9.00** "
-        "|          **40.00 ± 0.00** |",
+    found = [[part.strip() for part in line.strip("|").split("|")] for line in grid(markdown(table))]
+    assert [found[0], *found[2:]] == [
+        ["Policy", "Budget (tokens)", "all tasks (2/21 tasks, 20/210)", "English and code tasks (2/16 tasks, 20/160)"],
+        ["full", "-", "50.00 [47.0, 53.0]", "50.00 [47.0, 53.0]"],
+        ["bad_one", "256", "17.50 [16.0, 19.0]", "17.50 [16.0, 19.0]"],
+        ["cut_short † 13/20", "256", "47.50 (2/21 tasks, 13/210)", "47.50 (2/16 tasks, 13/160)"],
+        ["good_one", "256", "**47.50** [43.0, 52.0]", "**47.50** [43.0, 52.0]"],
     ]
 
 
 def test_tasks_of_a_category_in_latex(group):
     single_doc = by_category(accuracy_table(group))[1]
     lines = latex(single_doc).splitlines()
-    assert lines[0] == r"\begin{table}[t]"
-    assert lines[2].startswith(r"\caption{Accuracy, tiny on longbench\_mini: single-doc QA. tiny on longbench\_mini (")
-    assert "these are not LongBench scores. limit=10: the first 10 rows of each task only." in lines[2]
-    assert lines[4:] == [
-        r"\begin{tabular}{lrrr}",
-        r"\toprule",
-        r"Policy & \begin{tabular}{@{}c@{}}Budget\\{\scriptsize tokens}\end{tabular} & "
-        r"\begin{tabular}{@{}c@{}}single-doc QA\\{\scriptsize 1/4 tasks, 10/40}\end{tabular} & "
-        r"\begin{tabular}{@{}c@{}}qasper\\{\scriptsize qa\_f1, 10/10}\end{tabular} \\",
-        r"\midrule",
-        r"full & - & 60.00 $\pm$ 6.00 & 60.00 $\pm$ 6.00 \\",
-        r"bad\_one & 256 & 15.00 $\pm$ 3.00 & 15.00 $\pm$ 3.00 \\",
-        r"cut\_short $\dagger$ & 256 & 55.00 $\pm$ 9.00 & 55.00 $\pm$ 9.00 \\",
-        r"good\_one & 256 & \textbf{55.00 $\pm$ 9.00} & \textbf{55.00 $\pm$ 9.00} \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
+    assert lines[:3] == [
+        r"\begin{table}[t]",
+        r"\centering",
+        r"\caption{Accuracy, tiny on longbench\_mini: single-doc QA.}",
     ]
+    start = lines.index(r"\toprule")
+    assert lines[start - 1 : -2] == [
+        r"\begin{tabular}{@{}lrrr@{}}",
+        r"\toprule",
+        r"Policy & \begin{tabular}[b]{@{}r@{}}Budget\\{\tiny tokens}\end{tabular} & "
+        r"\begin{tabular}[b]{@{}r@{}}single-doc\\QA\\{\tiny 1/3 tasks}\\{\tiny 10/30}\end{tabular} & "
+        r"\begin{tabular}[b]{@{}r@{}}qasper\\{\tiny qa\_f1}\\{\tiny 10/10}\end{tabular} \\",
+        r"\midrule",
+        r"full & - & 60.00 {\tiny [54.0, 66.0]} & 60.00 {\tiny [54.0, 66.0]} \\",
+        r"bad\_one & 256 & 15.00 {\tiny [12.0, 18.0]} & 15.00 {\tiny [12.0, 18.0]} \\",
+        r"cut\_short $\dagger$ 13/20 & 256 & 55.00 {\tiny [46.0, 64.0]} & 55.00 {\tiny [46.0, 64.0]} \\",
+        r"good\_one & 256 & \textbf{55.00} {\tiny [46.0, 64.0]} & \textbf{55.00} {\tiny [46.0, 64.0]} \\",
+        r"\bottomrule",
+        r"\end{tabular}}",
+    ]
+    assert "these are not LongBench scores. limit=10: the first 10 rows of each task only." in lines[-2]
 
 
 def test_categories_and_tasks_keep_longbench_order(tmp_path):
@@ -104,10 +99,10 @@ def test_categories_and_tasks_keep_longbench_order(tmp_path):
 def test_an_unfinished_run_is_marked_counted_and_never_best(group):
     table = accuracy_table(group)
     row = next(row for row in table.rows if row[0].value == "cut_short")
-    assert row[0].text == "cut_short †"
-    assert row[-1].text == "40.00 (3/10)"
+    assert row[0].text == "cut_short † 13/20"
+    assert row[-1].whole == "40.00 (3/10)"
     assert [cell.mark for cell in row] == [""] * len(row)
-    assert "cut_short @ 256 [interrupted]: 13 of 20 samples, not a finished run." in table.notes
+    assert "cut_short @ 256 [interrupted]: 13 of 20 samples scored, not a finished run." in table.notes
     partial = {record["name"]: record["partial"] for record in table.records if record["policy"] == "cut_short"}
     assert set(partial.values()) == {True}
 
@@ -128,20 +123,22 @@ def test_csv_holds_every_score_with_interval_n_and_metric(group, tmp_path):
 
 
 def test_differences_are_paired_and_adjusted_over_the_whole_table(group):
-    averages, tasks = difference_tables(group)
-    assert [[cell.text for cell in row[:8]] for row in tasks.rows] == [
-        ["qasper", "bad_one", "256", "10", "60.00", "15.00", "−45.00 *", "[−48.00, −42.00]"],
-        ["qasper", "good_one", "256", "10", "60.00", "55.00", "−5.00", "[−8.00, −2.00]"],
-        ["lcc", "bad_one", "256", "10", "40.00", "20.00", "−20.00 *", "[−20.00, −20.00]"],
-        ["lcc", "good_one", "256", "10", "40.00", "40.00", "0.00", "[0.00, 0.00]"],
+    averages, tasks, pairs = differences_of(group)
+    assert [[cell.text for cell in (*row[:5], *row[7:10])] for row in tasks.rows] == [
+        ["bad_one", "256", "qasper", "−45.00 *", "[−48.00, −42.00]", "60.00", "15.00", "10"],
+        ["good_one", "256", "qasper", "−5.00", "[−8.00, −2.00]", "60.00", "55.00", "10"],
+        ["bad_one", "256", "lcc", "−20.00 *", "[−20.00, −20.00]", "40.00", "20.00", "10"],
+        ["good_one", "256", "lcc", "0.00", "[0.00, 0.00]", "40.00", "40.00", "10"],
     ]
+    ((first, _, second, difference, *_),) = pairs.rows
+    assert (first.text, second.text, difference.text) == ("bad_one", "good_one", "−30.00 *")
     assert [row[-1].text for row in tasks.rows] == ["100 / 0 / 0", "50 / 50 / 0", "100 / 0 / 0", "0 / 100 / 0"]
     by_name = {(record["policy"], record["name"]): record for record in tasks.records}
     smallest, others = by_name["bad_one", "qasper"], by_name["good_one", "lcc"]
     assert smallest["p_holm"] == pytest.approx(4 * min(record["p"] for record in tasks.records))
     assert others["p_holm"] == 1.0
     assert "over all tests of this table (4)" in tasks.caption
-    assert [row[0].text for row in averages.rows] == ["mean of 2 tasks"] * 2
+    assert [row[2].text for row in averages.rows] == ["mean of 2 tasks"] * 2
 
 
 @pytest.mark.parametrize(("num_policies", "is_said"), [(12, False), (13, True)])
@@ -151,7 +148,7 @@ def test_a_table_that_cannot_mark_anything_says_so(tmp_path, num_policies, is_sa
     for number in range(num_policies):
         write_run(tmp_path, f"policy_{number}", 256, tasks=TASKS, num_rows=NUM_ROWS, scores=BAD)
     (only,) = make_groups(read_runs([tmp_path]))
-    averages, tasks = difference_tables(only)
+    averages, tasks, *_ = differences_of(only)
     said = [note for note in tasks.notes if "no difference can be significant" in note]
     if is_said:
         assert said == [
@@ -171,16 +168,16 @@ def test_a_large_table_can_still_mark_a_difference(tmp_path):
     write_run(tmp_path, tasks=("qasper",), num_rows=40, scores=higher)
     write_run(tmp_path, "window", 256, tasks=("qasper",), num_rows=40, scores=dict.fromkeys(higher, 0.1))
     (only,) = make_groups(read_runs([tmp_path]))
-    (record,) = difference_tables(only)[1].records
+    (record,) = differences_of(only)[1].records
     assert record["p"] == pytest.approx(1 / (1 + NUM_FLIPS))
-    assert [cell.text for cell in difference_tables(only)[1].rows[0]][8:10] == ["< 0.0001", "< 0.0001"]
+    assert [cell.text for cell in differences_of(only)[1].rows[0]][5:7] == ["< 0.0001", "< 0.0001"]
 
 
 def test_runs_on_other_samples_are_not_paired(group, tmp_path):
     write_run(tmp_path, num_done=47)
     write_run(tmp_path, "window", 256)
     (other,) = make_groups(read_runs([tmp_path]))
-    averages, tasks = difference_tables(other)
+    averages, tasks = differences_of(other)
     assert (averages.rows, tasks.rows) == ([], [])
     assert any(note.startswith("window @ 256 is not compared: the runs hold different samples") for note in tasks.notes)
 
@@ -188,7 +185,7 @@ def test_runs_on_other_samples_are_not_paired(group, tmp_path):
 def test_a_group_without_full_cache_has_no_differences(tmp_path):
     write_run(tmp_path, "window", 256)
     (alone,) = make_groups(read_runs([tmp_path]))
-    assert difference_tables(alone) == []
+    assert differences_of(alone) == []
 
 
 def cells_of(table, policy: str) -> dict[str, str]:
@@ -206,8 +203,8 @@ def test_memory_comes_from_the_pool_and_is_held_against_the_full_cache(group):
         "In prefill": "-",
         "In decode": "-",
         "Peak KV": "15.0",
-        "Mean blocks": "24.0",
-        "Mean KV": "6.0",
+        "Mean blocks": "16.2",
+        "Mean KV": "4.0",
         "Blocks a request": "8.0",
         "KV a request": "2.0",
         "Resident, peak": "1000",
@@ -226,7 +223,7 @@ def test_peaks_in_prefill_and_decode_are_told_apart_where_recorded(tmp_path):
     (group,) = make_groups(read_runs([tmp_path]))
     cells = cells_of(memory_table(group), "full")
     assert (cells["In prefill"], cells["In decode"]) == ("30", "12"), "blocks handed back are no step"
-    assert cells["Blocks a request"] == "8.7"
+    assert cells["Blocks a request"] == "12.0"
 
 
 def test_speed_holds_throughput_percentiles_and_evictions(group):
@@ -254,7 +251,7 @@ def test_compaction_is_not_sold_as_the_cost_of_a_policy(group):
 
 
 def test_only_the_largest_is_best_and_only_its_interval_makes_others_near():
-    cells = [Cell("a", 9.0, 8.0, 10.0), Cell("b", 8.0, 1.0, 20.0), Cell("c", 7.9, 0.0, 30.0), Cell("d")]
+    cells = [Cell("a", 9.0, "", 8.0, 10.0), Cell("b", 8.0, "", 1.0, 20.0), Cell("c", 7.9, "", 0.0, 30.0), Cell("d")]
     assert [cell.mark for cell in mark_best(cells, [True] * 4)] == ["best", "near", "", ""]
     assert [cell.mark for cell in mark_best(cells, [False, True, True, True])] == ["", "best", "near", ""]
     assert [cell.mark for cell in mark_best(cells, [True, False, False, False])] == [""] * 4

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from harness.report.retention import mean_shares, to_map
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UserError
+from harness.report.reading.retention import mean_shares, to_map
 from harness.retention import (
     FILE_NAME,
     RetentionRecord,

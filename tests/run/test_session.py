@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness.report.conditions import warnings
-from harness.report.runs import make_groups, read_runs
-from harness.report.usage import total_tokens_per_s
 
+from harness.report.reading.runs import make_groups, read_runs
+from harness.report.reading.usage import total_tokens_per_s
+from harness.report.tables.conditions import warnings
 from harness.run import session
 from harness.run.experiment import run
 from harness.store.manifest import read_manifest, write_manifest

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import UserError
-from harness.statistics.paired import NUM_FLIPS, PairedTask, check_same_samples, compare_average, compare_tasks, holm
+from harness.statistics.paired import (
+    NUM_FLIPS,
+    PairedTask,
+    adjust,
+    check_same_samples,
+    compare_average,
+    compare_tasks,
+    holm,
+)
 from harness.statistics.stats import average_draws, bootstrap_means, interval
 
 VALUES = np.random.default_rng(5).beta(0.5, 0.7, size=200) * 100
@@ -102,7 +110,7 @@ class TestPairedComparison:
         assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
             {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
         )
-        lines = compare_tasks([_task(VALUES, VALUES - 1, "qasper"), _task(VALUES, VALUES[::-1], "lcc")])
+        lines = adjust(compare_tasks([_task(VALUES, VALUES - 1, "qasper"), _task(VALUES, VALUES[::-1], "lcc")]))
         assert [line.p_holm for line in lines] == [pytest.approx(2 / (NUM_FLIPS + 1)), lines[1].p_value]
 
     @given(st.lists(st.floats(0, 1), max_size=8))

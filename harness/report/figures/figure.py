@@ -73,6 +73,11 @@ class Figure:
     group: str = ""
     size: tuple[int, int] | None = None
 
+    @property
+    def common(self) -> tuple[str, ...]:
+        """The shared axes; bars of several panels stand in the same rows."""
+        return (*self.shared, "y") if "height" in self.unit and "width" not in self.unit else tuple(self.shared)
+
 
 @dataclass(frozen=True)
 class Skipped:
@@ -108,7 +113,7 @@ def declaration(figure: Figure) -> dict[str, Any]:
     if not several:
         return whole | unit
     facet = {"field": "panel", "type": "nominal", "sort": list(figure.panels), "title": None}
-    scale = {axis: "shared" if axis in figure.shared else "independent" for axis in ("x", "y", "xOffset")}
+    scale = {axis: "shared" if axis in figure.common else "independent" for axis in ("x", "y", "xOffset")}
     columns = min(len(figure.panels), PANELS_A_ROW)
     return whole | {"facet": facet, "columns": columns, "spec": unit, "resolve": {"scale": scale}}
 

@@ -67,7 +67,7 @@ def _runtime() -> str:
     """Vega, Vega-Lite and vega-embed as one script."""
     import vl_convert
 
-    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed; window.vega = vega;")
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     for address in FOREIGN:
         script = script.replace(address, "")
     return script.replace("</script", "<\\/script")
@@ -86,7 +86,7 @@ def _index(figure: Figure, said: Sequence[str]) -> dict[str, Any]:
 def _figure_data(figure: Figure) -> dict[str, Any]:
     keys = list(dict.fromkeys(key for row in figure.rows for key in row))
     rows = [[row.get(key) for key in keys] for row in figure.rows]
-    return {"unit": figure.unit, "panels": figure.panels, "shared": figure.shared, "keys": keys, "rows": rows}
+    return {"unit": figure.unit, "panels": figure.panels, "shared": figure.common, "keys": keys, "rows": rows}
 
 
 def _option(group: Group) -> str:

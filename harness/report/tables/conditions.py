@@ -5,7 +5,7 @@ from typing import Any
 
 from harness.config import ENGINES_WITHOUT_POOL
 from harness.report.reading.runs import FULL_CACHE_POLICY, MINI, Group, Run, budget_text
-from harness.report.tables.grid import NO_VALUE, Cell, Column, Table, folded, number_cell, text_cell
+from harness.report.tables.grid import NO_VALUE, Cell, Column, Table, number_cell, text_cell
 from harness.statistics.stats import MIN_CLUSTERS, NUM_DRAWS
 from harness.store.manifest import RESULT_PACKAGES, differing_versions
 
@@ -165,7 +165,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
     caption = "Samples: scored of those asked for. Code: digest of policies, engine and scoring, and the git commit."
     notes = [f"{run.manifest.run_id} failed: {_last_line(run.manifest.error)}" for run in runs if run.manifest.error]
     rows, records = [_run_cells(run) for run in runs], [_run_record(run) for run in runs]
-    return folded(Table("runs", "Runs", caption, columns, rows, 1, notes, records))
+    return Table("runs", "Runs", caption, columns, rows, 1, notes, records)
 
 
 def _run_cells(run: Run) -> list[Cell]:

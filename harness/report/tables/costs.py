@@ -28,7 +28,7 @@ from harness.report.tables.conditions import (
     speed_warnings,
     warnings,
 )
-from harness.report.tables.grid import Cell, Column, Table, folded, number_cell
+from harness.report.tables.grid import Cell, Column, Table, number_cell
 
 MIB = 1024**2
 
@@ -102,17 +102,15 @@ def _table(
         cells = [number_cell(values[one.key], one.digits) for one in quantities]
         rows.append([*key_cells(run, group), *cells])
         records.append(key_record(run) | values)
-    return folded(
-        Table(
-            name=f"{part}-{group.name}",
-            title=f"{title}, {group.title}",
-            caption=caption,
-            columns=[*keys, *(Column(one.title, one.unit) for one in quantities)],
-            rows=rows,
-            num_keys=len(keys),
-            notes=notes,
-            records=records,
-        )
+    return Table(
+        name=f"{part}-{group.name}",
+        title=f"{title}, {group.title}",
+        caption=caption,
+        columns=[*keys, *(Column(one.title, one.unit) for one in quantities)],
+        rows=rows,
+        num_keys=len(keys),
+        notes=notes,
+        records=records,
     )
 
 

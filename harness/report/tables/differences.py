@@ -10,11 +10,12 @@ from harness.compare import averaged_tasks, compare_mean, figures, pair_runs
 from harness.errors import UserError
 from harness.report.reading.runs import FULL_CACHE_POLICY, Group, Run
 from harness.report.tables.conditions import key_cells, key_columns, key_record, setting, warnings
-from harness.report.tables.grid import Cell, Column, Table, folded, interval_text, number_cell, text_cell
+from harness.report.tables.grid import Cell, Column, Table, interval_text, number_cell, text_cell
 from harness.statistics.paired import (
     MAX_EXACT_CLUSTERS,
     NUM_FLIPS,
     SIGNIFICANT,
+    SMALLEST_SHOWN,
     Comparison,
     adjust,
     compare_tasks,
@@ -23,7 +24,6 @@ from harness.statistics.paired import (
 from harness.statistics.stats import MIN_CLUSTERS
 from harness.store.predictions import Prediction
 
-SMALLEST_SHOWN = 0.0001
 STAR = "*"
 MEANING = (
     "Difference: {difference} on the same samples, in points; interval: 95 %, cluster bootstrap over "
@@ -149,17 +149,15 @@ def _table(
         Column("Worse / same / better", "% of samples"),
     ]
     tested = [one.comparison for one in differences if one.comparison.p_value is not None]
-    return folded(
-        Table(
-            name=name,
-            title=title,
-            caption=f"{setting(group)} {MEANING.format(num_tests=len(tested), difference=meaning)}",
-            columns=columns,
-            rows=[_row(group, one, is_pair) for one in differences],
-            num_keys=2,
-            notes=[*warnings(group), *notes, *power_note(tested)],
-            records=[_record(one) for one in differences],
-        )
+    return Table(
+        name=name,
+        title=title,
+        caption=f"{setting(group)} {MEANING.format(num_tests=len(tested), difference=meaning)}",
+        columns=columns,
+        rows=[_row(group, one, is_pair) for one in differences],
+        num_keys=2,
+        notes=[*warnings(group), *notes, *power_note(tested)],
+        records=[_record(one) for one in differences],
     )
 
 

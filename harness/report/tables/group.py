@@ -7,7 +7,7 @@ from harness.report.reading.runs import Group
 from harness.report.tables.answer import Answer, answer_table, find_answers
 from harness.report.tables.costs import memory_table, speed_table
 from harness.report.tables.differences import difference_tables, find_differences
-from harness.report.tables.grid import Table
+from harness.report.tables.grid import Table, folded
 from harness.report.tables.scores import accuracy_table, own_averages_table, papers_table
 
 
@@ -40,6 +40,6 @@ def group_tables(group: Group) -> GroupTables:
         answer=answer_table(group, answers),
         accuracy=accuracy_table(group),
         printed=[table for table in printed if table is not None],
-        differences=difference_tables(group, differences),
-        costs=[memory_table(group), speed_table(group)],
+        differences=[folded(table) for table in difference_tables(group, differences)],
+        costs=[folded(memory_table(group)), folded(speed_table(group))],
     )

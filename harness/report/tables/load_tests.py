@@ -11,7 +11,6 @@ from harness.report.tables.grid import (
     Cell,
     Column,
     Table,
-    folded,
     format_number,
     number_cell,
     text_cell,
@@ -30,17 +29,15 @@ def bench_table(rows: Sequence[BenchRow]) -> Table:
     )
     devices = ", ".join(sorted({row.device for row in rows if row.device}))
     conditions = {row.load_test: row.conditions for row in rows if row.conditions}
-    return folded(
-        Table(
-            name="bench",
-            title="Load tests",
-            caption=f"{devices}. {caption}" if devices else caption,
-            columns=_columns(),
-            rows=[_cells(one) for one in found],
-            num_keys=2,
-            notes=[f"{name}: {text}." for name, text in sorted(conditions.items())],
-            records=[vars(row) for one in found for row in one.rows],
-        )
+    return Table(
+        name="bench",
+        title="Load tests",
+        caption=f"{devices}. {caption}" if devices else caption,
+        columns=_columns(),
+        rows=[_cells(one) for one in found],
+        num_keys=2,
+        notes=[f"{name}: {text}." for name, text in sorted(conditions.items())],
+        records=[vars(row) for one in found for row in one.rows],
     )
 
 

@@ -12,7 +12,7 @@ from harness.errors import UserError
 from harness.report.reading.load_tests import BenchRow, BenchSetting, settings
 from harness.report.reading.runs import MINI, Run
 from harness.report.tables.conditions import assignments
-from harness.report.tables.grid import NO_VALUE, Cell, Column, Table, folded, format_number, number_cell, text_cell
+from harness.report.tables.grid import NO_VALUE, Cell, Column, Table, format_number, number_cell, text_cell
 
 COLUMNS = (
     "model",
@@ -98,7 +98,7 @@ def paper_table(known: Sequence[Known], runs: Sequence[Run], bench: Sequence[Ben
         vars(one) | {"measured": measured and measured.value, "measured_from": measured and measured.source}
         for one, measured in pairs
     ]
-    return folded(Table("paper", "Paper versus measured", CAPTION, columns, rows, 1, records=records))
+    return Table("paper", "Paper versus measured", CAPTION, columns, rows, 1, records=records)
 
 
 @dataclass(frozen=True)

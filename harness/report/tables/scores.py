@@ -77,13 +77,14 @@ def by_category(table: Table) -> list[Table]:
 
 def papers_table(group: Group) -> Table | None:
     """The table of the papers on eviction: 16 tasks in their order and the mean; None without one of the tasks."""
-    present = [task for task in SHORT_NAMES if task in _tasks(group)]
-    if not present:
+    averages = _averages(group)
+    if ENGLISH not in averages:
         return None
+    present = [task for task in SHORT_NAMES if task in _tasks(group)]
     keys = key_columns(group)
     columns = [Column(SHORT_NAMES[task], _shared_count(group, _counts(group, task))) for task in present]
     cells = [_marked(group, [_short(run.scores.get(task), run) for run in group.runs]) for task in present]
-    means = _averages(group)[ENGLISH]
+    means = averages[ENGLISH]
     cells.append(_marked(group, [_short(mean, run) for mean, run in zip(means, group.runs, strict=True)]))
     count = f"{len(present)} tasks" if len(present) == len(SHORT_NAMES) else f"{len(present)} of 16 tasks"
     return Table(

@@ -4,6 +4,7 @@ const figureIndex = readData("figure-index");
 const looks = readData("looks");
 const MANY_PANELS = 4;
 const ALL = "all";
+const ERRORS_ONLY = 1;
 
 function themed(spec) {
   let text = JSON.stringify(spec);
@@ -31,13 +32,13 @@ function layOut(figure, rows, panels, width) {
   const spec = { data: { values: rows }, params: [{ name: "at", value: -1 }], config: pageConfig(longest, width) };
   const unit = structuredClone(figure.unit);
   if (figure.panels.length === 1) {
-    const fitted = { width: unit.width ?? "container", height: unit.height ?? Math.min(320, Math.max(200, width * 0.6)) };
-    return { ...spec, ...unit, ...fitted, autosize: { type: "fit-x", contains: "padding" } };
+    const fitted = { width: unit.width ?? Math.floor(width), height: unit.height ?? Math.min(320, Math.max(190, width * 0.55)) };
+    return { ...spec, ...unit, ...fitted, ...(unit.width ? {} : { autosize: { type: "fit-x", contains: "padding" } }) };
   }
   const size = unit.width ?? 250;
   const columns = Math.max(1, Math.min(panels.length, MANY_PANELS, Math.floor(width / (size + 70))));
   if (!unit.width) unit.width = Math.floor(width / columns) - 75;
-  if (!unit.height) unit.height = panels.length === 1 ? 280 : 190;
+  if (!unit.height) unit.height = panels.length === 1 ? Math.min(280, width * 0.6) : 190;
   const scale = Object.fromEntries(["x", "y", "xOffset"].map((name) => [name, figure.shared.includes(name) ? "shared" : "independent"]));
   const facet = { field: "panel", type: "nominal", sort: panels, title: null };
   return { ...spec, facet, columns, spec: unit, resolve: { scale } };
@@ -58,7 +59,7 @@ async function draw(box) {
   if (!shown.length) return state.place.replaceChildren();
   const spec = themed(layOut(figure, shown, panels, state.place.clientWidth));
   // Vega warns of every optional mark (an interval, a level) that a panel has none of; mistakes still throw.
-  const options = { logLevel: vega.Error, actions: false, renderer: "svg", mode: "vega-lite", tooltip: { theme: isDark() ? "dark" : "light" } };
+  const options = { logLevel: ERRORS_ONLY, actions: false, renderer: "svg", mode: "vega-lite", tooltip: { theme: isDark() ? "dark" : "light" } };
   const result = await vegaEmbed(state.place, spec, options);
   state.view = result.view;
 }
