@@ -83,10 +83,12 @@ class EngineConfig:
 
     Attributes:
         block_size: tokens a KV block; None is replaced by the smallest that the device can do.
-        max_num_seqs: requests that run at once.
+        max_num_seqs: requests that run at once; None is replaced by 16 on CPU, and on a GPU by as many as can fill its
+            KV pool (`harness.pool`).
         max_num_batched_tokens: tokens one step may process.
         num_kv_blocks: size of the KV pool in blocks; None to let `kv_cache_gib` decide.
         kv_cache_gib: size of the KV pool; None on a GPU means what vLLM finds free.
+        enforce_eager: no compilation and no CUDA graphs; None is replaced by True on CPU and False on a GPU.
         reserve: admit a request only if the pool holds the peak of every admitted one, so that none is preempted.
         in_process: run the engine in this process, not in one of its own; None is replaced by True on CPU, where it
             starts quicker, and False on GPU, where its memory is surely free again after it.
@@ -97,11 +99,11 @@ class EngineConfig:
 
     name: str = MISSING
     block_size: int | None = None
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
     max_num_batched_tokens: int = 2048
     num_kv_blocks: int | None = None
     kv_cache_gib: float | None = None
-    enforce_eager: bool = True
+    enforce_eager: bool | None = None
     async_scheduling: bool = True
     reserve: bool = True
     in_process: bool | None = None

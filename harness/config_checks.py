@@ -12,16 +12,19 @@ from harness.config import (
     ENGINES_WITHOUT_POOL,
     EngineConfig,
     HarnessConfig,
+    ModelConfig,
     PolicyConfig,
     TrackerConfig,
     read_composed,
 )
 from harness.errors import UserError
 from harness.hardware import cuda_gpus, inference_device
+from harness.pool import pool_tokens, sequences_that_fill
 
 CPU_BLOCK_MULTIPLE = 32
 GPU_BLOCK_MULTIPLE = 16
 CPU_KV_CACHE_GIB = 4.0
+CPU_MAX_NUM_SEQS = 16
 KEYS_OF_ALL_ENGINES = ("name", "block_size")
 EXECUTOR_BACKENDS = ("mp", "ray")
 TRACKERS = ("none", "wandb")
@@ -38,7 +41,7 @@ def to_dataclass(config: DictConfig) -> HarnessConfig:
     if harness.model.dtype not in BYTES_OF_DTYPE:
         raise UserError(f"model.dtype={harness.model.dtype} is unknown. Use {', '.join(BYTES_OF_DTYPE)}.")
     _check_unused(harness.engine)
-    harness.engine = _fill_engine(harness.engine)
+    harness.engine = _fill_engine(harness.engine, harness.model)
     harness.policy = _fill_policy(harness.policy)
     _check_engine(harness.engine)
     _check_executor(harness.engine)
@@ -58,7 +61,7 @@ def _check_unused(engine: EngineConfig) -> None:
             raise UserError(f"engine.{setting.name}={value} has no effect with engine={engine.name}. Remove it.")
 
 
-def _fill_engine(engine: EngineConfig) -> EngineConfig:
+def _fill_engine(engine: EngineConfig, model: ModelConfig) -> EngineConfig:
     on_cpu = inference_device() == "cpu"
     block_size = engine.block_size or (CPU_BLOCK_MULTIPLE if on_cpu else GPU_BLOCK_MULTIPLE)
     if engine.name in ENGINES_WITHOUT_POOL:
@@ -66,8 +69,18 @@ def _fill_engine(engine: EngineConfig) -> EngineConfig:
     kv_cache_gib = engine.kv_cache_gib
     if kv_cache_gib is None and engine.num_kv_blocks is None and on_cpu:
         kv_cache_gib = CPU_KV_CACHE_GIB
-    in_process = on_cpu if engine.in_process is None else engine.in_process
-    return replace(engine, block_size=block_size, kv_cache_gib=kv_cache_gib, in_process=in_process)
+    max_num_seqs = engine.max_num_seqs
+    if max_num_seqs is None:
+        cards = [memory for _, memory in cuda_gpus()][: max(1, engine.tensor_parallel_size)]
+        max_num_seqs = CPU_MAX_NUM_SEQS if on_cpu else sequences_that_fill(pool_tokens(model, cards))
+    return replace(
+        engine,
+        block_size=block_size,
+        kv_cache_gib=kv_cache_gib,
+        max_num_seqs=max_num_seqs,
+        enforce_eager=on_cpu if engine.enforce_eager is None else engine.enforce_eager,
+        in_process=on_cpu if engine.in_process is None else engine.in_process,
+    )
 
 
 def _fill_policy(policy: PolicyConfig) -> PolicyConfig:
@@ -94,10 +107,12 @@ def _check_engine(engine: EngineConfig) -> None:
             f"engine.num_kv_blocks={engine.num_kv_blocks} and engine.kv_cache_gib={engine.kv_cache_gib} both set the "
             "size of the KV pool. Give one of them."
         )
-    if device == "cuda" and engine.tensor_parallel_size > len(cuda_gpus()):
+    on_this_machine = engine.distributed_executor_backend != "ray"
+    if device == "cuda" and on_this_machine and engine.tensor_parallel_size > len(cuda_gpus()):
         raise UserError(
             f"engine.tensor_parallel_size={engine.tensor_parallel_size}, but only {len(cuda_gpus())} CUDA GPUs "
-            "can be used here. Lower it."
+            "can be used here. Lower it, or spread the model over machines with "
+            "engine.distributed_executor_backend=ray."
         )
 
 

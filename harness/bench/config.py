@@ -26,7 +26,8 @@ from harness.config import (
 from harness.config_checks import to_dataclass
 from harness.engines.choose import VLLM
 from harness.errors import UserError
-from harness.hardware import inference_device
+from harness.hardware import cuda_gpus, inference_device
+from harness.pool import pool_tokens
 
 STOCK = "stock"
 LOAD_FORMATS = ("auto", "dummy")
@@ -37,14 +38,14 @@ class LoadConfig:
     """What the engine is asked to do.
 
     Attributes:
-        num_requests: requests a repeat.
+        num_requests: requests a repeat; None is replaced by twice as many as a GPU's pool holds with the full cache.
         input_tokens, output_tokens: length of prompts and answers, see `harness.bench.lengths.parse_lengths`.
         request_rate: requests a second, arriving as a Poisson process; None for all at once.
         ignore_eos: generate exactly `output_tokens`.
         seed: draws lengths, prompts and arrivals.
     """
 
-    num_requests: int = MISSING
+    num_requests: int | None = MISSING
     input_tokens: Any = MISSING
     output_tokens: Any = MISSING
     request_rate: float | None = None
@@ -162,11 +163,24 @@ def make_plan(config: DictConfig) -> Plan:
             f"load.input_tokens and load.output_tokens reach {longest} tokens together, and "
             f"model={bench.model.name} takes {bench.model.max_model_len}. Shorten one of them."
         )
+    bench = _fill_requests(bench, longest)
     model = replace(bench.model, max_model_len=longest)
     variants = list(_variants(replace(bench, model=model)))
     for variant in variants:
         _check_pool(variant.config.engine, longest)
     return Plan(bench, input_tokens, output_tokens, variants)
+
+
+def _fill_requests(bench: BenchConfig, longest: int) -> BenchConfig:
+    if bench.load.num_requests is not None:
+        return bench
+    cards = [memory for _, memory in cuda_gpus()][: bench.engine.tensor_parallel_size]
+    num_fitting = pool_tokens(bench.model, cards) // longest if inference_device() == "cuda" else 0
+    if not num_fitting:
+        raise UserError(
+            "load.num_requests=null means twice what a GPU's KV pool holds, and here none would fit. Give a number."
+        )
+    return replace(bench, load=replace(bench.load, num_requests=2 * num_fitting))
 
 
 def _check_counts(bench: BenchConfig) -> None:

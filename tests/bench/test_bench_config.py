@@ -14,7 +14,7 @@ PRESETS = sorted(path.stem for path in (Path(conf.__file__).parent / "bench" / "
 def as_on_a_gpu(monkeypatch):
     for module in ("harness.config_checks", "harness.bench.config"):
         monkeypatch.setattr(f"{module}.inference_device", lambda: "cuda")
-    monkeypatch.setattr("harness.config_checks.cuda_gpus", lambda: (("A100", 40.0),))
+        monkeypatch.setattr(f"{module}.cuda_gpus", lambda: (("A100", 40.0),))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
