@@ -78,8 +78,10 @@ def window_attention(view: View) -> torch.Tensor:
     num_requests, num_query_heads, window, head_size = view.window_queries.shape
     num_heads = view.keys.shape[1]
     queries = view.window_queries.float().reshape(num_requests, num_heads, -1, head_size)
-    logits = queries @ view.keys.float().transpose(-1, -2) / head_size**0.5
+    logits = (queries / head_size**0.5) @ view.keys.float().transpose(-1, -2)
     logits = logits.unflatten(2, (num_query_heads // num_heads, window))
+    if window == 1:
+        return logits.softmax(dim=-1)  # the newest query sees all
     query_positions = view.num_seen[:, None] - window + torch.arange(window, device=logits.device)
     key_positions = view.positions[:, :, None, None, :]
     hidden = (key_positions > query_positions[:, None, None, :, None]) | (key_positions < 0)

@@ -47,6 +47,10 @@ class Policy(ABC):
             mean of their scores.
         scores_stay: True if a token's score follows from its own key, value and position alone, so that it is computed
             once.
+        layers_together: True if `score` treats its N rows alike, so that rows of several layers may come at once, which
+            saves kernels; `View.layer` is a tensor then.
+        same_in_all_layers: True if the choice follows from the positions alone and is the same in all layers, so that
+            it is made once, and positions are kept once. Then `signals` is empty and `per_head` False.
         query_window: queries that `Signal.WINDOW_QUERIES` holds, or of the prompt that `Signal.SQUARED_ATTENTION` sums.
         modes: prefill modes in which the definition makes sense.
     """
@@ -58,6 +62,8 @@ class Policy(ABC):
     takes_budget: ClassVar[bool] = True
     per_head: ClassVar[bool] = False
     scores_stay: ClassVar[bool] = False
+    layers_together: ClassVar[bool] = False
+    same_in_all_layers: ClassVar[bool] = False
     modes: ClassVar[tuple[str, ...]] = ("after", "chunked")
     evicts: ClassVar[bool] = True
 

@@ -31,6 +31,7 @@ class ChunkKV(PromptWindow):
     """
 
     name: ClassVar[str] = "chunkkv"
+    layers_together: ClassVar[bool] = True
 
     chunk_length: int = 10
 

@@ -39,6 +39,7 @@ class ExpectedAttention(AdaptiveHeads):
     """
 
     name: ClassVar[str] = "expected_attention"
+    layers_together: ClassVar[bool] = True
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.QUERY_MOMENTS, Signal.KEYS, Signal.VALUES})
     per_head: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("after",)

@@ -31,6 +31,7 @@ class H2O(Granular, AttentionPolicy):
     """
 
     name: ClassVar[str] = "h2o"
+    layers_together: ClassVar[bool] = True
     attention_signals: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION_MASS})
 
     heavy_ratio: float = 0.5

@@ -30,6 +30,7 @@ class InverseKeyL2(WholeRows, Granular):
     """
 
     name: ClassVar[str] = "inverse_key_l2"
+    layers_together: ClassVar[bool] = True
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS})
 
     skip_layers: int = 0
@@ -86,7 +87,7 @@ class InverseKeyL2(WholeRows, Granular):
 
     def score(self, view: View) -> torch.Tensor:
         """-||K||, float32 [N, H, T]."""
-        return -view.keys.float().norm(dim=-1)
+        return -torch.linalg.vector_norm(view.keys, dim=-1, dtype=torch.float32)
 
     def split(self, ranking: Ranking) -> torch.Tensor:
         """Everything for the skipped layers, int64 [L, N, H]."""

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.nn.functional import cosine_similarity, normalize
+from torch.linalg import vector_norm
 
 from policies.base import Signal, View
 from policies.options import Granular
+
+EPS = 1e-12  # for keys of zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,7 @@ class KeyDiff(Granular):
     """
 
     name: ClassVar[str] = "keydiff"
+    layers_together: ClassVar[bool] = True
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS})
 
     prefill_chunk: int = 128
@@ -31,5 +34,7 @@ class KeyDiff(Granular):
     def score(self, view: View) -> torch.Tensor:
         """-cos(K, mu), float32 [N, H, T]."""
         keys = view.keys.float()
-        anchor = normalize(keys, dim=-1).mean(dim=2, keepdim=True)
-        return -cosine_similarity(keys, anchor, dim=-1)
+        inverse = vector_norm(keys, dim=-1, keepdim=True).clamp_min(EPS).reciprocal()
+        anchor = keys.transpose(-1, -2) @ inverse  # the sum; a cosine does not ask for the length
+        towards = keys @ (anchor / vector_norm(anchor, dim=-2, keepdim=True).clamp_min(EPS))
+        return -(towards * inverse).squeeze(-1)

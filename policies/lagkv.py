@@ -34,6 +34,7 @@ class LagKV(Policy):
     """
 
     name: ClassVar[str] = "lagkv"
+    layers_together: ClassVar[bool] = True
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS, Signal.VALUES})
     per_head: ClassVar[bool] = True
     modes: ClassVar[tuple[str, ...]] = ("after",)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch.linalg import vector_norm
 
 from policies.base import Policy, Signal, Unit, View, check_choice
 from policies.options import check_range
@@ -40,6 +41,7 @@ class PagedEviction(Policy):
     """
 
     name: ClassVar[str] = "paged_eviction"
+    layers_together: ClassVar[bool] = True
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS, Signal.VALUES})
     scores_stay: ClassVar[bool] = True
 
@@ -69,7 +71,8 @@ class PagedEviction(Policy):
 
     def score(self, view: View) -> torch.Tensor:
         """||V|| / (||K|| + eps), float32 [N, H, T]."""
-        return view.values.float().norm(dim=-1) / (view.keys.float().norm(dim=-1) + self.eps)
+        key_norms, value_norms = (vector_norm(x, dim=-1, dtype=torch.float32) for x in (view.keys, view.values))
+        return value_norms / (key_norms + self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Random eviction: the floor. A scored policy that does not beat it is broken."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, TypeVar
 
 import torch
@@ -29,19 +30,32 @@ class Random(Granular):
     """
 
     name: ClassVar[str] = "random"
+    layers_together: ClassVar[bool] = True
     per_head: ClassVar[bool] = False
 
     seed: int = 0
 
     def score(self, view: View) -> torch.Tensor:
         """Uniform in [0, 1) in steps of 2^-24, which float32 holds exactly; [N, 1, T]."""
-        stream = _mix(_mix(self.seed & _BITS) ^ view.layer)
-        return (_mix(_mix(view.positions[:, :1]) ^ stream) >> 8).float() / 2**24
+        if isinstance(view.layer, int):
+            stream = _stream(self.seed, view.layer)
+        else:
+            stream = _streams(self.seed, view.num_layers, view.layer.device)[view.layer]
+        return (_mix(view.positions[:, :1] ^ stream) >> 8) * 2.0**-24
+
+
+@cache
+def _streams(seed: int, num_layers: int, device: torch.device) -> torch.Tensor:
+    """What each layer's positions are mixed with, int64 [L]."""
+    return _stream(seed, torch.arange(num_layers, device=device))
+
+
+def _stream(seed: int, layer: _Integers) -> _Integers:
+    return _mix(_mix((seed + 0x9E3779B9) & _BITS) ^ layer)  # the constant: 0 is mixed to 0
 
 
 def _mix(x: _Integers) -> _Integers:
     """A bijection of 32-bit integers (one, or an int64 tensor) that spreads each bit over all: multiply, xor-shift."""
-    x = (x + 0x9E3779B9) & _BITS
     for multiplier in (0x21F0AAAD, 0x735A2D97):
         x = ((x ^ (x >> 16)) * multiplier) & _BITS
     return x ^ (x >> 15)

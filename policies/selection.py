@@ -1,6 +1,7 @@
-"""From scores to slots: the part of eviction that all policies share.
+"""From scores to what leaves: the part of eviction that all policies share.
 
-Leading dimensions (`...`: layers, requests) are independent rows; Hs is H for a choice per head and 1 for a shared one.
+Items are what a policy evicts at once: tokens, or blocks of `block_size` slots. Leading dimensions (L layers,
+N requests) are independent rows; Hs is H for a choice per head and 1 for a shared one; I is the number of candidates.
 """
 
 import torch
@@ -8,11 +9,75 @@ import torch
 from policies.base import Phase, Policy, Unit
 
 SCORE_BITS = 18
+LEVEL_BITS = 8 + SCORE_BITS  # sign, exponent and SCORE_BITS - 1 bits of the fraction
+POSITION_BITS = 31
 
 
 def reduce_heads(policy: Policy, scores: torch.Tensor) -> torch.Tensor:
     """Mean over the KV heads [..., H, T] -> [..., 1, T], unless every head chooses for itself."""
-    return scores if policy.per_head else scores.mean(dim=-2, keepdim=True)
+    return scores if policy.per_head or scores.shape[-2] == 1 else scores.mean(dim=-2, keepdim=True)
+
+
+def item_size(policy: Policy, phase: Phase) -> int:
+    """Slots that leave at once."""
+    return policy.block_size if policy.unit(phase) is Unit.BLOCK else 1
+
+
+def rank(
+    policy: Policy, phase: Phase, scores: torch.Tensor, positions: torch.Tensor, num_seen: torch.Tensor
+) -> torch.Tensor:
+    """Order the candidates for eviction; the lowest leave.
+
+    Protected tokens stay first, then the highest scores; among equal scores the later position stays. Scores are
+    compared at `SCORE_BITS` significant bits: equal tokens have equal keys in the first layer, and rounding, which
+    depends on what else is in the batch, must not decide between them.
+
+    A block counts by the mean score of its tokens and by its latest position, and is protected if a token of it is. The
+    newest block, full or partial, is no candidate: its tokens have no track record.
+
+    Args:
+        policy: gives unit, protection and scope.
+        phase: gives the unit.
+        scores: float32 [L, N, Hs, T].
+        positions: int64 [L, N, Hs, T].
+        num_seen: int64 [N].
+
+    Returns:
+        int64 [L, N, Hs, I], different numbers in every row.
+    """
+    in_newest_block = phase is Phase.DECODE and policy.unit(phase) is Unit.BLOCK
+    protect_last = 0 if in_newest_block and policy.protect_last <= policy.block_size else policy.protect_last
+    protected = _protected(positions, policy.protect_first, num_seen, protect_last)
+    if phase is Phase.DECODE and policy.shared_by_layers:
+        scores = _mean_over_layers(scores)
+        positions = positions[:1].expand_as(positions)
+        if protected is not None:
+            protected = protected.any(dim=0, keepdim=True).expand_as(protected)
+    if policy.unit(phase) is Unit.BLOCK:
+        scores = _blocks(scores, policy.block_size).mean(dim=-1)
+        positions = _blocks(positions, policy.block_size).amax(dim=-1)
+        protected = None if protected is None else _blocks(protected, policy.block_size).any(dim=-1)
+    return ranks(scores, positions, protected)
+
+
+def _protected(positions: torch.Tensor, first: int, num_seen: torch.Tensor, last: int) -> torch.Tensor | None:
+    """The `first` and the `last` tokens, bool as `positions`; None if there are none to protect."""
+    oldest = positions < first if first else None
+    newest = positions >= (num_seen - last)[:, None, None] if last else None
+    if oldest is None or newest is None:
+        return newest if oldest is None else oldest
+    return oldest | newest
+
+
+def ranks(scores: torch.Tensor, positions: torch.Tensor, protected: torch.Tensor | None) -> torch.Tensor:
+    """One int64 for each (protected, score, position), in that order: [...] each -> [...].
+
+    Positions are below 2^31, and -1 for padding.
+    """
+    level = _level(scores)
+    if protected is not None:
+        level = torch.add(level, protected, alpha=1 << LEVEL_BITS)
+    return torch.add(positions, level, alpha=1 << POSITION_BITS)
 
 
 def select(
@@ -23,32 +88,30 @@ def select(
     num_seen: torch.Tensor,
     num_keep: int,
 ) -> torch.Tensor:
-    """Choose the slots that stay.
-
-    Protected tokens stay first, then the highest scores; among equal scores the later position stays. Scores are
-    compared at `SCORE_BITS` significant bits: equal tokens have equal keys in the first layer, and rounding, which
-    depends on what else is in the batch, must not decide between them.
-
-    Args:
-        policy: gives unit, protection and scope.
-        phase: gives the unit.
-        scores: float32 [L, N, Hs, T].
-        positions: int64 [L, N, Hs, T].
-        num_seen: int64 [N].
-        num_keep: tokens that stay in every row, as planned.
+    """What stays, as a mask; arguments as of `rank`.
 
     Returns:
         bool [L, N, Hs, T] with exactly `num_keep` True in every row.
     """
-    last_unprotected = num_seen[None, :, None, None] - policy.protect_last
-    protected = (positions < policy.protect_first) | (positions >= last_unprotected)
-    if phase is Phase.DECODE and policy.shared_by_layers:
-        scores = _mean_over_layers(scores)
-        protected = protected.any(dim=0, keepdim=True).expand_as(protected)
-        positions = positions[:1].expand_as(positions)
-    if policy.unit(phase) is Unit.TOKEN:
-        return _keep_best(scores, positions, protected, num_keep)
-    return _keep_best_blocks(scores, positions, protected, num_keep, policy.block_size)
+    size = item_size(policy, phase)
+    leaving = lowest(rank(policy, phase, scores, positions, num_seen), (scores.shape[-1] - num_keep) // size)
+    return staying(leaving, size, scores.shape[-1])
+
+
+def lowest(ranked: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices int64 [..., count] of the `count` lowest of [..., I], in no order."""
+    if count == 1:
+        return ranked.argmin(dim=-1, keepdim=True)
+    return ranked.topk(count, dim=-1, largest=False, sorted=False).indices
+
+
+def staying(leaving: torch.Tensor, size: int, num_tokens: int) -> torch.Tensor:
+    """Mask [..., T] of the slots that stay when the items `leaving` [..., k], `size` slots each, leave."""
+    slots = leaving
+    if size > 1:
+        slots = (leaving[..., None] * size + torch.arange(size, device=leaving.device)).flatten(-2)
+    keep = torch.ones(*leaving.shape[:-1], num_tokens, dtype=torch.bool, device=leaving.device)
+    return keep.scatter_(-1, slots, False)
 
 
 def _mean_over_layers(scores: torch.Tensor) -> torch.Tensor:
@@ -57,39 +120,25 @@ def _mean_over_layers(scores: torch.Tensor) -> torch.Tensor:
     return (scores / scale).mean(dim=0, keepdim=True).expand_as(scores)
 
 
+def _blocks(values: torch.Tensor, block_size: int) -> torch.Tensor:
+    """All blocks but the newest: [..., T] -> [..., I, B]."""
+    num_candidates = (values.shape[-1] - 1) // block_size
+    return values[..., : num_candidates * block_size].unflatten(-1, (num_candidates, block_size))
+
+
 def comparable(scores: torch.Tensor) -> torch.Tensor:
     """float32 rounded to `SCORE_BITS` significant bits, halves away from zero."""
-    dropped = torch.finfo(torch.float32).bits - 8 - SCORE_BITS  # 24 significant bits, one of them implicit
+    return (_rounded(scores) << (32 - LEVEL_BITS)).view(torch.float32)
+
+
+def _level(scores: torch.Tensor) -> torch.Tensor:
+    """int32 of `LEVEL_BITS` bits, in the order of comparable scores."""
+    rounded = _rounded(scores)
+    return torch.where(rounded < 0, -(1 << (LEVEL_BITS - 1)) - rounded, rounded)
+
+
+def _rounded(scores: torch.Tensor) -> torch.Tensor:
+    """The `LEVEL_BITS` first bits of float32, rounded, as int32."""
+    dropped = 32 - LEVEL_BITS
     bits = scores.float().contiguous().view(torch.int32)
-    return ((bits + (1 << (dropped - 1))) >> dropped << dropped).view(torch.float32)
-
-
-def _keep_best(scores: torch.Tensor, positions: torch.Tensor, protected: torch.Tensor, num_keep: int) -> torch.Tensor:
-    """Mask of the `num_keep` best by (protected, score, position); [..., T] -> [..., T]."""
-    order = positions.argsort(dim=-1)
-    for key in (comparable(scores), protected):
-        order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
-    keep = torch.zeros_like(protected)
-    return keep.scatter_(-1, order[..., scores.shape[-1] - num_keep :], True)
-
-
-def _keep_best_blocks(
-    scores: torch.Tensor, positions: torch.Tensor, protected: torch.Tensor, num_keep: int, block_size: int
-) -> torch.Tensor:
-    """As `_keep_best` with blocks of slots as items: mean score, and a block with a protected token stays.
-
-    The newest block, full or partial, is never a candidate: its tokens have no track record.
-    """
-    num_tokens = scores.shape[-1]
-    num_candidates = (num_tokens - 1) // block_size
-    shape = (*scores.shape[:-1], num_candidates, block_size)
-    old = slice(0, num_candidates * block_size)
-    keep_blocks = _keep_best(
-        scores[..., old].reshape(shape).mean(dim=-1),
-        positions[..., old].reshape(shape).amax(dim=-1),
-        protected[..., old].reshape(shape).any(dim=-1),
-        num_candidates - (num_tokens - num_keep) // block_size,
-    )
-    keep = torch.ones_like(protected)
-    keep[..., old] = keep_blocks.repeat_interleave(block_size, dim=-1)
-    return keep
+    return (bits + (1 << (dropped - 1))) >> dropped  # rounds the magnitude: the sign is a bit of its own

@@ -34,6 +34,7 @@ class SnapKV(PromptWindow):
     """
 
     name: ClassVar[str] = "snapkv"
+    layers_together: ClassVar[bool] = True
     per_head: ClassVar[bool] = True
 
     kernel: int = 5

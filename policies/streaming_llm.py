@@ -26,6 +26,8 @@ class StreamingLLM(Granular):
     """
 
     name: ClassVar[str] = "streaming_llm"
+    layers_together: ClassVar[bool] = True
+    same_in_all_layers: ClassVar[bool] = True
     per_head: ClassVar[bool] = False
 
     protect_first: int = 4

@@ -27,6 +27,7 @@ class TOVA(Granular, AttentionPolicy):
     """
 
     name: ClassVar[str] = "tova"
+    layers_together: ClassVar[bool] = True
     attention_signals: ClassVar[frozenset[Signal]] = frozenset({Signal.WINDOW_QUERIES, Signal.KEYS})
     per_head: ClassVar[bool] = False
     query_window: ClassVar[int] = 1

@@ -50,7 +50,8 @@ class View:
     """The resident tokens of one layer for N requests of equal resident length.
 
     Attributes:
-        layer, num_layers: index of this layer, number of attention layers.
+        layer, num_layers: index of this layer, number of attention layers. Where rows of several layers come at once
+            (`Policy.layers_together`), `layer` is int64 [N, 1, 1], that of each row.
         phase: when the decision is made.
         positions: int64 [N, H or 1, T], original position of the token in each slot.
         lengths: int64 [N, H], tokens of each head where they differ (`allocation="ragged"`); the slots after them are
@@ -64,7 +65,7 @@ class View:
         inv_freq: float32 [D / 2], the model's rotary frequencies, present with `query_mean`.
     """
 
-    layer: int
+    layer: int | torch.Tensor
     num_layers: int
     phase: Phase
     positions: torch.Tensor

@@ -50,7 +50,9 @@ class Memory:
         mean_blocks: over time.
         peak_prefill_blocks: at most in steps that read prompts.
         decode_s: time of the steps that read no prompt.
-        eviction_time_s: spent in evictions.
+        eviction_time_s: spent in evictions, and in watching attention for them.
+        decode_eviction_time_s: of that, in steps that read no prompt.
+        alone_share: of the steps, those in which a single request ran.
     """
 
     peak_blocks: int
@@ -62,6 +64,8 @@ class Memory:
     num_preemptions: int
     decode_s: float
     eviction_time_s: float
+    decode_eviction_time_s: float
+    alone_share: float
 
 
 def collect(load: Sequence[TimedRequest], events: Iterable[TokenEvent]) -> list[Timing]:
@@ -134,4 +138,6 @@ def memory_between(before: EngineStats, after: EngineStats) -> Memory:
         num_preemptions=after.num_preemptions - before.num_preemptions,
         decode_s=sum(seconds for step, seconds in spans if step.running and not step.prefilling),
         eviction_time_s=after.eviction_time_s - before.eviction_time_s,
+        decode_eviction_time_s=after.decode_eviction_time_s - before.decode_eviction_time_s,
+        alone_share=sum(step.running == 1 for step in steps) / max(1, sum(step.running > 0 for step in steps)),
     )

@@ -85,7 +85,7 @@ def _memory_columns(repeat: Repeat, duration: float) -> dict[str, Any]:
         memory.peak_blocks * per_block,
         round(memory.mean_blocks * per_block),
         memory.eviction_time_s / duration,
-        memory.eviction_time_s / memory.decode_s if memory.decode_s else None,
+        memory.decode_eviction_time_s / memory.decode_s if memory.decode_s else None,
     )
     return asdict(memory) | dict(zip(_EXTRA_COLUMNS, extra, strict=True))
 

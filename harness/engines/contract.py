@@ -113,6 +113,8 @@ class EngineStats:
     Attributes:
         mean_blocks: KV blocks in use over time, see `mean_over_time`.
         measured_s: seconds over which it is the mean.
+        eviction_time_s, decode_eviction_time_s: host time of evictions and of watching attention for them; and of that,
+            in steps that read no prompt.
         score_bits: significant bits at which scores of tokens were compared; None if another implementation chose.
         kept: where layers and heads keep unequally many tokens; None elsewhere.
     """
@@ -129,6 +131,7 @@ class EngineStats:
     num_preemptions: int
     eviction_time_s: float
     measured_s: float = 0.0
+    decode_eviction_time_s: float = 0.0
     block_usage: list[BlockUsageSample] = field(default_factory=list)
     score_bits: int | None = None
     kept: KeptTokens | None = None

@@ -80,11 +80,10 @@ class World:
             write: how the attention backend writes the key and value [H, D] of a token into a slot of a cache.
         """
         self.policy, self.caches, self._write = policy, caches, write
-        self.layouts = [adapter(cache) for cache in caches]
+        self.layout = adapter(caches)
         self.compactor = Compactor(
-            policy, self.layouts, num_blocks=len(caches[0]), observers=None, inv_freq=None,
-            average_over_ranks=lambda scores: scores, device=CPU,
-        )  # fmt: skip
+            policy, self.layout, observers=None, inv_freq=None, average_over_ranks=lambda scores: scores
+        )
         self._random = torch.Generator().manual_seed(0)
         self._free = torch.randperm(len(caches[0]), generator=self._random).tolist()
         self.held: dict[str, list[list[list[int]]]] = {}
@@ -160,7 +159,7 @@ class World:
 
     def _cut(self, victim: Victim, kept: torch.Tensor) -> None:
         request, num_keep = victim.request_id, victim.eviction.num_keep
-        found = self.compactor.positions.read(torch.tensor([self.tables[request]]), num_keep)[:, 0]
+        found = self.compactor.positions_of(torch.tensor([self.tables[request]]), num_keep)[:, 0]
         for layer in range(NUM_LAYERS):
             for head in range(NUM_HEADS):
                 row = head if self.policy.per_head else 0
@@ -176,9 +175,8 @@ class World:
         for request in self.held:
             table = torch.tensor([self.tables[request]])
             positions, keys, values = self.tokens(request)
-            rows = self.compactor.positions.read(table, self.resident(request))[:, 0].long()
+            rows = self.compactor.positions_of(table, self.resident(request))[:, 0].long()
             assert torch.equal(rows.expand_as(positions), positions)
-            for layer, layout in enumerate(self.layouts):
-                found_keys, found_values = layout.read(table, self.resident(request))
-                assert torch.equal(found_keys[0], keys[layer])
-                assert torch.equal(found_values[0], values[layer])
+            pages = self.layout.grid.numbers(table)[:, 0]
+            assert torch.equal(self.layout.read_keys(pages, self.resident(request)), keys)
+            assert torch.equal(self.layout.read_values(pages, self.resident(request)), values)

@@ -77,6 +77,8 @@ def bytes_beside(policy: Policy, spec: FullAttentionSpec, num_query_heads: int, 
     query, fixed = num_query_heads * spec.head_size, 0
     if Signal.WINDOW_QUERIES in policy.signals:
         fixed += num_rows * policy.query_window * query * spec.dtype.itemsize
+    if Signal.ATTENTION_MASS in policy.signals:
+        fixed += num_rows * query * spec.dtype.itemsize
     if Signal.QUERY_MOMENTS in policy.signals:
         fixed += num_rows * query * (1 + spec.head_size) * SIGNAL_BYTES
     return per_slot * spec.block_size, fixed

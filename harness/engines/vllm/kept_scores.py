@@ -15,23 +15,23 @@ from harness.engines.vllm.paged import PagedValues
 class KeptScores:
     """One score a slot of the pool; slots behind a request's last eviction have none yet."""
 
-    def __init__(self, num_layers: int, num_blocks: int, num_heads: int, block_size: int, device: torch.device) -> None:
-        self.values = PagedValues(num_layers, num_blocks, num_heads, block_size, torch.float32, device)
-        self._block_size = block_size
+    def __init__(self, values: PagedValues) -> None:
+        """`values`: float32, where the scores lie."""
+        self.values = values
         self._num_scored: dict[str, int] = {}
 
     def num_old_blocks(self, request_id: str) -> int:
         """Leading blocks of the request whose slots all have a score."""
-        return self._num_scored.get(request_id, 0) // self._block_size
+        return self._num_scored.get(request_id, 0) // self.values.grid.block_size
 
-    def complete(self, block_table: torch.Tensor, num_old_blocks: int, scores: torch.Tensor) -> torch.Tensor:
-        """Add the scores [L, N, H, T'] of the slots behind `num_old_blocks`.
+    def complete(self, pages: torch.Tensor, num_old_blocks: int, scores: torch.Tensor) -> torch.Tensor:
+        """Add the scores [L, N, H, T'] of the slots behind `num_old_blocks`; pages int64 [L, N, H, W].
 
         Returns:
             Those of all slots, [L, N, H, T].
         """
-        self.values.store(block_table[:, num_old_blocks:], scores)
-        return self.values.read(block_table, num_old_blocks * self._block_size + scores.shape[-1])
+        self.values.store(pages[..., num_old_blocks:], scores)
+        return self.values.read(pages, num_old_blocks * self.values.grid.block_size + scores.shape[-1])
 
     def evicted(self, request_ids: Iterable[str], num_keep: int) -> None:
         """The requests' first `num_keep` slots hold what was kept, and its scores."""

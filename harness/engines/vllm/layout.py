@@ -1,108 +1,154 @@
-"""Reading and moving tokens in vLLM's paged KV cache, whatever its memory layout.
+"""Reading and moving tokens in vLLM's paged KV cache, all layers at once, whatever its memory layout.
 
-vLLM 0.32 hands every attention layer one tensor of the logical shape [num_blocks, H, B, 2 D]. On CUDA the last axis
-holds the key and then the value of a token (only strides differ between backends). The CPU backend reads the same
+vLLM 0.32 hands every attention layer one tensor of the logical shape [num_blocks, H, B, 2 D], and all of them lie at
+equal distances in one buffer. So every page (layer, block, head) is a row of one view of the buffer. On CUDA the last
+axis holds the key and then the value of a token (only strides differ between backends). The CPU backend reads the same
 memory as [num_blocks, H, 2 B, D] and cuts it in two: a key region, which its kernels want transposed ([D, B]), and a
 value region ([B, D]).
 
-Letters: N requests, H KV heads, T tokens, M moves, B slots a block, D head size.
+Letters: L layers, H KV heads, W blocks of a request, T tokens, M moves, B slots a block, D head size.
 """
 
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 
-from harness.engines.vllm.paged import SlotAddress
+from harness.engines.vllm.paged import PageGrid, SlotAddress
 
 
-class CacheLayout(Protocol):
-    """One layer's cache as tokens."""
+class CacheLayout(ABC):
+    """The cache of all layers as pages of tokens.
 
-    num_heads: int
-    block_size: int
+    Attributes:
+        grid: numbers the pages.
+        pages: [page numbers, B, 2 D], a view of the buffer; only numbers that `grid` gives are pages.
+        head_size: D.
+    """
 
-    def read(self, block_table: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [N, H, T, D] of the first `num_tokens` slots of each request."""
-        ...
+    def __init__(self, caches: Sequence[torch.Tensor]) -> None:
+        """Find the pages of these caches.
 
+        Args:
+            caches: one a layer, in model order, [num_blocks, H, B, 2 D].
+
+        Raises:
+            ValueError: they do not lie at equal distances in one buffer.
+        """
+        first = caches[0]
+        num_blocks, num_heads, block_size, width = first.shape
+        distance = _distance(caches)
+        unit = math.gcd(distance, *first.stride()[:2])
+        self.grid = PageGrid(
+            len(caches), num_blocks, num_heads, block_size, distance // unit, first.stride(0) // unit,
+            first.stride(1) // unit, first.device,
+        )  # fmt: skip
+        self.pages = first.as_strided((self.grid.num_numbers, block_size, width), (unit, *first.stride()[2:]))
+        self.head_size = width // 2
+
+    @abstractmethod
+    def read_keys(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Keys [..., T, D] of the first T slots of pages int64 [..., W], in strides that suit the layout."""
+
+    @abstractmethod
+    def read_values(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Values [..., T, D], as `read_keys`."""
+
+    @abstractmethod
     def move(self, source: SlotAddress, target: SlotAddress) -> None:
         """Copy tokens; all sources are read before the first target is written."""
-        ...
 
-    def copy_blocks(self, source: SlotAddress, target: SlotAddress) -> None:
-        """Copy the whole blocks in which these slots lie, which is quicker than token by token."""
-        ...
+    @abstractmethod
+    def write_keys(self, pages: torch.Tensor, keys: torch.Tensor) -> None:
+        """Replace the keys [..., T, D] of the first T slots; the rest of the last page is undefined afterwards."""
 
-    def write_keys(self, block_table: torch.Tensor, keys: torch.Tensor) -> None:
-        """Replace the keys [N, H, T, D] of the first T slots; the rest of the last block is undefined afterwards."""
-        ...
+    def copy_pages(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy whole pages int64 [..., M], which is quicker than token by token."""
+        self.pages[target] = self.pages[source]
 
 
-class InterleavedLayout:
+class InterleavedLayout(CacheLayout):
     """Key and value side by side in the last axis: every CUDA backend."""
 
-    def __init__(self, kv_cache: torch.Tensor) -> None:
-        """`kv_cache`: [num_blocks, H, B, 2 D], any strides."""
-        self._cache = kv_cache
-        _, self.num_heads, self.block_size, _ = kv_cache.shape
-        self._heads = torch.arange(self.num_heads, device=kv_cache.device)[:, None]
+    def read_keys(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """See `CacheLayout.read_keys`."""
+        return self.pages[..., : self.head_size][pages].flatten(-3, -2)[..., :num_tokens, :]
 
-    def read(self, block_table: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `CacheLayout.read`."""
-        tokens = self._cache[block_table[:, None], self._heads].flatten(2, 3)[:, :, :num_tokens]
-        return tokens.chunk(2, dim=-1)
+    def read_values(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """See `CacheLayout.read_values`."""
+        return self.pages[..., self.head_size :][pages].flatten(-3, -2)[..., :num_tokens, :]
 
     def move(self, source: SlotAddress, target: SlotAddress) -> None:
         """See `CacheLayout.move`."""
-        moved = self._cache[source.block, source.head, source.offset]
-        self._cache[target.block, target.head, target.offset] = moved
+        self.pages[target.page, target.offset] = self.pages[source.page, source.offset]
 
-    def copy_blocks(self, source: SlotAddress, target: SlotAddress) -> None:
-        """See `CacheLayout.copy_blocks`."""
-        self._cache[target.block, target.head] = self._cache[source.block, source.head]
-
-    def write_keys(self, block_table: torch.Tensor, keys: torch.Tensor) -> None:
+    def write_keys(self, pages: torch.Tensor, keys: torch.Tensor) -> None:
         """See `CacheLayout.write_keys`."""
-        pages = _pages(keys, self.block_size)
-        self._cache[..., : keys.shape[-1]][block_table[:, : pages.shape[1]]] = pages
+        split = _split(keys, self.grid.block_size)
+        self.pages[..., : self.head_size][pages[..., : split.shape[-3]]] = split
 
 
-class CpuLayout:
+class CpuLayout(CacheLayout):
     """Key region transposed, value region plain: vLLM's CPU backend with its `vec` kernels."""
 
-    def __init__(self, kv_cache: torch.Tensor) -> None:
-        """`kv_cache`: [num_blocks, H, B, 2 D], contiguous."""
-        num_blocks, self.num_heads, self.block_size, width = kv_cache.shape
-        head_size = width // 2
-        regions = kv_cache.view(num_blocks, self.num_heads, 2, self.block_size * head_size)
-        self._keys = regions[:, :, 0].view(num_blocks, self.num_heads, head_size, self.block_size)
-        self._values = regions[:, :, 1].view(num_blocks, self.num_heads, self.block_size, head_size)
-        self._blocks = kv_cache
+    def __init__(self, caches: Sequence[torch.Tensor]) -> None:
+        """See `CacheLayout`; a page must be contiguous."""
+        super().__init__(caches)
+        num_pages, block_size, _ = self.pages.shape
+        regions = self.pages.view(num_pages, 2, block_size * self.head_size)
+        self._keys = regions[:, 0].view(num_pages, self.head_size, block_size)
+        self._values = regions[:, 1].view(num_pages, block_size, self.head_size)
+        self._channels = self.pages.view(-1, block_size)  # a key region is D of them, a page 2 D
+        self._channel = torch.arange(self.head_size, device=self.pages.device)[:, None]
 
-    def read(self, block_table: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `CacheLayout.read`."""
-        keys = self._keys[block_table].permute(0, 2, 1, 4, 3).flatten(2, 3)
-        values = self._values[block_table].transpose(1, 2).flatten(2, 3)
-        return keys[:, :, :num_tokens], values[:, :, :num_tokens]
+    def read_keys(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """See `CacheLayout.read_keys`; the tokens of a channel lie side by side, as they do in a page."""
+        channels = pages[..., None, :] * (2 * self.head_size) + self._channel  # [..., D, W]
+        keys = self._channels.index_select(0, channels.flatten())
+        return keys.view(*channels.shape[:-1], -1)[..., :num_tokens].transpose(-1, -2)
+
+    def read_values(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """See `CacheLayout.read_values`."""
+        return self._values[pages].flatten(-3, -2)[..., :num_tokens, :]
 
     def move(self, source: SlotAddress, target: SlotAddress) -> None:
         """See `CacheLayout.move`."""
-        keys = self._keys[source.block, source.head, :, source.offset]
-        values = self._values[source.block, source.head, source.offset]
-        self._keys[target.block, target.head, :, target.offset] = keys
-        self._values[target.block, target.head, target.offset] = values
+        keys = self._keys[source.page, :, source.offset]
+        values = self._values[source.page, source.offset]
+        self._keys[target.page, :, target.offset] = keys
+        self._values[target.page, target.offset] = values
 
-    def copy_blocks(self, source: SlotAddress, target: SlotAddress) -> None:
-        """See `CacheLayout.copy_blocks`."""
-        self._blocks[target.block, target.head] = self._blocks[source.block, source.head]
-
-    def write_keys(self, block_table: torch.Tensor, keys: torch.Tensor) -> None:
+    def write_keys(self, pages: torch.Tensor, keys: torch.Tensor) -> None:
         """See `CacheLayout.write_keys`."""
-        pages = _pages(keys, self.block_size)
-        self._keys[block_table[:, : pages.shape[1]]] = pages.transpose(-1, -2)
+        split = _split(keys, self.grid.block_size)
+        self._keys[pages[..., : split.shape[-3]]] = split.transpose(-1, -2)
 
 
-def _pages(tokens: torch.Tensor, block_size: int) -> torch.Tensor:
-    """[N, H, T, D] -> [N, blocks, H, B, D], zeros after the last token."""
-    padded = torch.nn.functional.pad(tokens, (0, 0, 0, -tokens.shape[2] % block_size))
-    return padded.unflatten(2, (-1, block_size)).transpose(1, 2)
+def _distance(caches: Sequence[torch.Tensor]) -> int:
+    """Elements between the caches of neighbouring layers.
+
+    Raises:
+        ValueError: it is not the same everywhere.
+    """
+    first = caches[0]
+    if len(caches) == 1:
+        return 0
+    distance = caches[1].storage_offset() - first.storage_offset()
+    alike = all(
+        cache.untyped_storage()._cdata == first.untyped_storage()._cdata
+        and (cache.shape, cache.stride(), cache.dtype) == (first.shape, first.stride(), first.dtype)
+        and cache.storage_offset() == first.storage_offset() + layer * distance
+        for layer, cache in enumerate(caches)
+    )
+    if not alike or distance <= 0:
+        raise ValueError(
+            "KV eviction needs the caches of all layers at equal distances in one buffer, as vLLM 0.32.0 allocates them"
+        )
+    return distance
+
+
+def _split(tokens: torch.Tensor, block_size: int) -> torch.Tensor:
+    """[..., T, D] -> [..., W, B, D], zeros after the last token."""
+    padded = torch.nn.functional.pad(tokens, (0, 0, 0, -tokens.shape[-2] % block_size))
+    return padded.unflatten(-2, (-1, block_size))

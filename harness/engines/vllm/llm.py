@@ -76,6 +76,7 @@ class VllmEngine:
         """See `harness.engines.contract.Engine`; read from the scheduler's trace and from the workers."""
         shape, changes = read_trace(self._trace)
         steps, last = [change for change in changes if change.running], changes[-1] if changes else None
+        seconds = self.llm_engine.collective_rpc("eviction_seconds")
         usage = [BlockUsageSample(step.t_s, step.blocks, step.running, step.prefilling) for step in changes]
         mean_blocks, measured_s = mean_over_time(usage)
         return EngineStats(
@@ -89,7 +90,8 @@ class VllmEngine:
             num_evictions=last.num_evictions if last else 0,
             num_evicted_tokens=last.num_evicted_tokens if last else 0,
             num_preemptions=last.num_preemptions if last else 0,
-            eviction_time_s=max(self.llm_engine.collective_rpc("eviction_seconds")),
+            eviction_time_s=max(total for total, _ in seconds),
+            decode_eviction_time_s=max(decoding for _, decoding in seconds),
             measured_s=measured_s,
             block_usage=usage,
             score_bits=SCORE_BITS,

@@ -1,43 +1,92 @@
-"""From kept slots to copies: which token goes where when the tail is cut.
+"""From ranked candidates to copies: which item goes where when the tail is cut.
 
-Shapes have fixed sizes that follow from the counts alone, so nothing waits for the device.
+Items are tokens, or blocks where whole blocks leave. Shapes have fixed sizes that follow from the counts alone, so
+nothing waits for the device.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from harness.engines.vllm.groups import Part, of_layers
+from harness.engines.vllm.layout import CacheLayout
+from harness.engines.vllm.paged import PagedValues, PageGrid, SlotAddress, split_slots, take
 from policies import Phase
+from policies.selection import lowest
 
 
-def plan_moves(keep: torch.Tensor, num_keep: int, phase: Phase) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass(frozen=True)
+class Moves:
+    """Copies within a request: items int64 [L, N, Hs, M] each, an item being `size` slots.
+
+    The source is a plain number where it is the same everywhere.
+    """
+
+    source: torch.Tensor | int
+    target: torch.Tensor
+    size: int
+
+
+def plan_moves(ranked: torch.Tensor, phase: Phase, size: int, num_tokens: int, num_keep: int) -> Moves:
     """Sources and targets that bring every kept token below `num_keep`.
 
     After prefill the survivors keep their order, so that pages are cut from them in order (the paper, section 4). In
-    decode kept tokens of the tail move into the holes: with whole blocks, the newest block over the evicted one.
+    decode kept items of the tail move into the holes: with whole blocks, the newest block over the evicted one.
     Attention does not care about slot order, because keys carry their rotation.
 
     Args:
-        keep: bool [..., T] with exactly `num_keep` True in every row.
-        num_keep: tokens that stay.
+        ranked: int64 [..., I], the lowest leave; of blocks the newest is not among them and stays.
         phase: see above.
+        size: slots an item.
+        num_tokens, num_keep: tokens before and after.
 
     Returns:
-        int64 [..., M] each; where fewer than M moves are needed the rest copy a slot onto itself.
+        Where fewer than M moves are needed the rest copy an item onto itself.
+
+    Raises:
+        ValueError: whole blocks leave in decode while the newest is not full.
     """
+    num_leaving = (num_tokens - num_keep) // size
     if phase is Phase.DECODE:
-        return _fill_holes(keep, num_keep)
-    source = _true_first(keep)[..., :num_keep]
-    return source, torch.arange(num_keep, device=keep.device).expand_as(source)
+        if num_tokens % size:
+            raise ValueError(f"blocks of {size} leave while decoding, but {num_tokens} tokens fill no whole blocks")
+        return _fill_holes(lowest(ranked, num_leaving), num_tokens // size, size)
+    num_staying = ranked.shape[-1] - num_leaving
+    source = ranked.topk(num_staying, dim=-1, sorted=False).indices.sort(dim=-1).values
+    if size > 1:
+        newest = source.new_full((*source.shape[:-1], 1), ranked.shape[-1])
+        source = torch.cat([source, newest], dim=-1)
+    return Moves(source, torch.arange(source.shape[-1], device=source.device).expand_as(source), size)
 
 
-def _fill_holes(keep: torch.Tensor, num_keep: int) -> tuple[torch.Tensor, torch.Tensor]:
-    head, tail = keep[..., :num_keep], keep[..., num_keep:]
-    num_moves = min(head.shape[-1], tail.shape[-1])
-    target = _true_first(~head)[..., :num_moves]
-    source = _true_first(tail)[..., :num_moves] + num_keep
-    needed = torch.arange(num_moves, device=keep.device) < tail.sum(dim=-1, keepdim=True)
-    return torch.where(needed, source, target), target
+def _fill_holes(leaving: torch.Tensor, num_items: int, size: int) -> Moves:
+    """Kept items among the last k go where the other leaving items [..., k] lie."""
+    count = leaving.shape[-1]
+    if count == 1:
+        return Moves(num_items - 1, leaving, size)
+    first = num_items - count
+    tail = torch.arange(first, num_items, device=leaving.device).expand_as(leaving)
+    target = leaving.sort(dim=-1).values
+    goes = (tail[..., :, None] == target[..., None, :]).any(dim=-1)
+    kept_first = tail.gather(-1, goes.to(torch.uint8).argsort(dim=-1, stable=True))
+    return Moves(torch.where(target < first, kept_first, target), target, size)
 
 
-def _true_first(mask: torch.Tensor) -> torch.Tensor:
-    """Indices of the last axis, True entries first, each group in ascending order."""
-    return (~mask).to(torch.uint8).argsort(dim=-1, stable=True)
+def carry_out(moves: Moves, part: Part, holders: Sequence[CacheLayout | PagedValues]) -> None:
+    """Copy what lies in the slots of these requests and layers: keys and values, or a value beside each."""
+    block_size = holders[0].grid.block_size
+    places = [
+        split_slots(items if isinstance(items, int) else of_layers(items, part.layers), block_size // moves.size)
+        for items in (moves.source, moves.target)
+    ]
+    addresses: dict[PageGrid, list[SlotAddress]] = {}
+    for holder in holders:
+        if holder.grid not in addresses:
+            pages = part.pages(holder.grid)
+            addresses[holder.grid] = [SlotAddress(take(pages, column), offset) for column, offset in places]
+        source, target = addresses[holder.grid]
+        if moves.size > 1:
+            holder.copy_pages(source.page, target.page)
+        else:
+            holder.move(source, target)

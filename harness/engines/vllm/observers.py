@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionImpl
 
+from harness.engines.vllm.host_time import HostTime
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.signals.batch import Rows, StepBatch
 from harness.engines.vllm.signals.mass import AttentionMass
@@ -17,42 +18,46 @@ QUERY_SIGNALS = frozenset({Signal.WINDOW_QUERIES, Signal.ATTENTION_MASS, Signal.
 
 
 class Observers:
-    """The observers that one policy needs, behind one door."""
+    """The observers that one policy needs, behind one door.
+
+    Attributes:
+        mass: the attention sums, if the policy asks for them.
+        time: spent so far.
+    """
 
     def __init__(
         self,
         policy: Policy,
-        layouts: Sequence[CacheLayout],
+        layout: CacheLayout,
         *,
-        num_blocks: int,
         num_rows: int,
         scale: float,
         rotary: torch.nn.Module | None,
-        device: torch.device,
     ) -> None:
         """Allocate what the policy's signals need.
 
         Args:
             policy: names its signals.
-            layouts: one a layer, in model order.
-            num_blocks: blocks of the pool.
+            layout: the caches of all layers.
             num_rows: requests that can be watched at once, and one row for those that are not.
             scale: softmax scale of the model's attention.
             rotary: the model's rotary embedding; needed for `Signal.QUERY_MOMENTS` only.
-            device: where the caches lie.
         """
-        signals, num_layers = policy.signals, len(layouts)
+        signals, grid = policy.signals, layout.grid
         self._prompts_only = policy.decode_unit is Unit.NONE
         self._rows, self._no_row = Rows(num_rows - 1), num_rows - 1
-        self._watching = False
-        self.mass = AttentionMass(layouts, num_blocks, scale, device) if Signal.ATTENTION_MASS in signals else None
+        self._watching = self._decoding = False
+        self.time = HostTime()
+        self.mass = (
+            AttentionMass(layout, num_rows, scale, self._prompts_only) if Signal.ATTENTION_MASS in signals else None
+        )
         self._window = (
-            WindowQueries(num_layers, num_rows, policy.query_window, device)
+            WindowQueries(grid.num_layers, num_rows, policy.query_window, grid.device)
             if Signal.WINDOW_QUERIES in signals
             else None
         )
         self._moments = (
-            QueryMoments(num_layers, num_rows, rotary, policy.protect_first)
+            QueryMoments(grid.num_layers, num_rows, rotary, policy.protect_first)
             if Signal.QUERY_MOMENTS in signals
             else None
         )
@@ -62,9 +67,14 @@ class Observers:
 
         Nothing is watched before the first step, nor while all requests decode if the policy only evicts from prompts.
         """
-        self._watching = any(batch.prefilling) or not self._prompts_only
+        self._decoding = not any(batch.prefilling)
+        self._watching = not (self._decoding and self._prompts_only)
         if not self._watching:
             return
+        with self.time.spent(self._decoding):
+            self._begin(batch)
+
+    def _begin(self, batch: StepBatch) -> None:
         taken = [
             self._rows.take(request_id) if prefilling or not self._prompts_only else (self._no_row, False)
             for request_id, prefilling in zip(batch.request_ids, batch.prefilling, strict=True)
@@ -81,9 +91,16 @@ class Observers:
         """Called by every watched attention layer after its kernel; query [tokens, Q, D], post-RoPE."""
         if not self._watching:
             return
-        for observer in (self._window, self.mass, self._moments):
-            if observer is not None:
-                observer.observe(layer, query)
+        with self.time.spent(self._decoding):
+            for observer in (self._window, self.mass, self._moments):
+                if observer is not None:
+                    observer.observe(layer, query)
+
+    def end_step(self) -> None:
+        """Finish what was put off until all layers had run; before anything is evicted, freed or written."""
+        if self.mass is not None:
+            with self.time.spent(self._decoding):
+                self.mass.end_step()
 
     def forget(self, request_id: str) -> None:
         """The request is finished or preempted."""
@@ -98,23 +115,33 @@ class Observers:
         """Where the observers keep what they know of these requests."""
         return self._rows.of(request_ids)
 
+    @property
+    def inv_freq(self) -> torch.Tensor | None:
+        """The model's rotary frequencies float32 [D / 2], with query moments."""
+        return None if self._moments is None else self._moments.inv_freq
+
+    def queries_a_head(self, num_heads: int) -> int:
+        """Queries that a score multiplies with every key of one of the KV heads, of which there are `num_heads`."""
+        if self._window is not None:
+            return self._window.num_queries // num_heads
+        return 0 if self._moments is None else self._moments.num_query_heads // num_heads
+
     def view_fields(
-        self, layer: int, rows: torch.Tensor, num_seen: torch.Tensor, num_queries: int
+        self, layers: slice, rows: torch.Tensor, num_seen: torch.Tensor, num_queries: int
     ) -> dict[str, torch.Tensor]:
-        """What the observers add to a `View`, but for the attention mass, which lies beside the positions.
+        """What the observers add to a `View`, [l, N, ...], but for the attention mass, which is paged.
 
         Args:
-            layer: index of the layer.
+            layers: l of them.
             rows: int64 [N], see `rows_of`.
             num_seen: int64 [N].
             num_queries: W of the window.
         """
         fields = {}
         if self._window is not None:
-            fields["window_queries"] = self._window.read(layer, rows, num_seen, num_queries)
+            fields["window_queries"] = self._window.read(layers, rows, num_seen, num_queries)
         if self._moments is not None:
-            fields["query_mean"], fields["query_cov"] = self._moments.read(layer, rows)
-            fields["inv_freq"] = self._moments.inv_freq
+            fields["query_mean"], fields["query_cov"] = self._moments.read(layers, rows)
         return fields
 
 

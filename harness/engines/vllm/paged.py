@@ -1,42 +1,82 @@
-"""Values kept beside the KV cache, one a slot, paged like it.
+"""Pages: the slots of one block that belong to one layer and one KV head, all reachable by number.
 
-Paging makes clean-up needless: a finished or preempted request's values are overwritten when its slots are.
+Paging makes clean-up of values beside the cache needless: those of a finished or preempted request are overwritten when
+its slots are.
+
+Letters: L layers, N requests, H heads, W blocks of a request, T tokens, M moves, B slots a block.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class PageGrid:
+    """Numbers the pages of a buffer: layer * layer_step + block * block_step + head * head_step.
+
+    `num_heads` is 1 where all heads of a layer share a page.
+    """
+
+    num_layers: int
+    num_blocks: int
+    num_heads: int
+    block_size: int
+    layer_step: int
+    block_step: int
+    head_step: int
+    device: torch.device
+
+    @classmethod
+    def dense(
+        cls, num_layers: int, num_blocks: int, num_heads: int, block_size: int, device: torch.device
+    ) -> "PageGrid":
+        """Pages in the order [L, num_blocks, H], without gaps."""
+        return cls(
+            num_layers, num_blocks, num_heads, block_size, num_blocks * num_heads, num_heads, 1, device
+        )  # fmt: skip
+
+    @property
+    def num_numbers(self) -> int:
+        """One more than the highest number."""
+        last = (self.num_layers - 1) * self.layer_step + (self.num_blocks - 1) * self.block_step
+        return last + (self.num_heads - 1) * self.head_step + 1
+
+    def numbers(self, block_table: torch.Tensor, layers: slice = ALL) -> torch.Tensor:
+        """int64 [l, N, H, W] of the blocks int64 [N, W] in these layers."""
+        return self._origins[layers] + (block_table * self.block_step if self.block_step > 1 else block_table)[:, None]
+
+    @cached_property
+    def _origins(self) -> torch.Tensor:
+        layers = torch.arange(self.num_layers, device=self.device)[:, None, None, None] * self.layer_step
+        return layers + torch.arange(self.num_heads, device=self.device)[:, None] * self.head_step
 
 
 @dataclass(frozen=True)
 class SlotAddress:
-    """Where slots lie: physical blocks, heads and offsets within the block, broadcastable to one shape [..., H, M]."""
+    """Where slots lie: pages and offsets within them, broadcastable to one shape [..., H, M]; one offset for all."""
 
-    block: torch.Tensor
-    head: torch.Tensor
-    offset: torch.Tensor
-
-    def layer(self, index: int) -> "SlotAddress":
-        """The addresses of one layer of [L, N, H, M]."""
-        return SlotAddress(self.block[index], self.head, self.offset[index])
+    page: torch.Tensor
+    offset: torch.Tensor | int
 
 
-def address(block_table: torch.Tensor, slots: torch.Tensor, num_heads: int, block_size: int) -> SlotAddress:
-    """Addresses of request-local slots.
+def split_slots(slots: torch.Tensor | int, block_size: int) -> tuple[torch.Tensor | int, torch.Tensor | int]:
+    """Columns of the block table and offsets within the blocks."""
+    return (slots, 0) if block_size == 1 else (slots // block_size, slots % block_size)
 
-    Args:
-        block_table: int64 [N, blocks], physical block ids.
-        slots: int64 [L, N, H or 1, M], slot numbers within each request.
-        num_heads: H of what is addressed.
-        block_size: B.
-    """
-    block = torch.take_along_dim(block_table[None, :, None, :], slots // block_size, dim=-1)
-    head = torch.arange(num_heads, device=slots.device)[:, None]
-    return SlotAddress(block, head, slots % block_size)
+
+def take(pages: torch.Tensor, columns: torch.Tensor | int) -> torch.Tensor:
+    """Pages [l, N, H, M] in columns int64 [l or 1, N, H or 1, M], or in one column, of int64 [l, N, H, W]."""
+    if isinstance(columns, int):
+        return pages[..., columns, None]
+    return pages.gather(-1, columns.expand(*pages.shape[:-1], -1))
 
 
 class PagedValues:
-    """[L, num_blocks, H, B] values: L layers, H heads (1 where all heads share them), B slots a block."""
+    """One value a slot, [L, num_blocks, H, B]."""
 
     def __init__(
         self,
@@ -47,39 +87,37 @@ class PagedValues:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.grid = PageGrid.dense(num_layers, num_blocks, num_heads, block_size, device)
         self._pages = torch.zeros(num_layers, num_blocks, num_heads, block_size, dtype=dtype, device=device)
-        self._layers = torch.arange(num_layers, device=device)[:, None, None, None]
-        self._num_heads = num_heads
-        self._block_size = block_size
+        self._flat = self._pages.view(-1, block_size)
 
     def write(self, slot_mapping: torch.Tensor, values: torch.Tensor) -> None:
         """Set physical slots int64 [n] of all layers and heads to values [n] (or one value [1])."""
-        blocks, offsets = slot_mapping // self._block_size, slot_mapping % self._block_size
+        blocks, offsets = slot_mapping // self.grid.block_size, slot_mapping % self.grid.block_size
         self._pages[:, blocks, :, offsets] = values.to(self._pages.dtype)[:, None, None]
 
-    def read(self, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """[L, N, H, T] of the first T slots of each request; block_table int64 [N, blocks]."""
-        return self._pages[:, block_table].transpose(2, 3).flatten(3, 4)[..., :num_tokens]
+    def read(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """[..., T] of the first T slots of pages int64 [..., W]."""
+        return self._flat[pages].flatten(-2)[..., :num_tokens]
 
-    def store(self, block_table: torch.Tensor, values: torch.Tensor) -> None:
-        """Set the first T slots of each request to [L, N, H, T]; the rest of the last block becomes 0."""
-        num_layers, num_rows, num_heads, num_tokens = values.shape
-        padded = torch.nn.functional.pad(values, (0, block_table.shape[1] * self._block_size - num_tokens))
-        pages = padded.view(num_layers, num_rows, num_heads, -1, self._block_size).transpose(2, 3)
-        self._pages[:, block_table] = pages
+    def store(self, pages: torch.Tensor, values: torch.Tensor) -> None:
+        """Set the first T slots of pages int64 [..., W] to [..., T]; the rest of the last page becomes 0."""
+        self._flat[pages] = self._split(pages, values)
 
-    def add(self, layer: int, block_table: torch.Tensor, increments: torch.Tensor) -> None:
-        """Add [N, H, T] to the first T slots of each request in one layer."""
-        num_rows, num_heads, num_tokens = increments.shape
-        blocks = block_table[:, : -(-num_tokens // self._block_size)]
-        padded = torch.nn.functional.pad(increments, (0, blocks.shape[1] * self._block_size - num_tokens))
-        pages = padded.view(num_rows, num_heads, -1, self._block_size).transpose(1, 2)
-        self._pages[layer, blocks] += pages  # no block is shared, so nothing has to be accumulated
+    def add(self, pages: torch.Tensor, increments: torch.Tensor) -> None:
+        """Add [..., T] to the first T slots of pages int64 [..., W]."""
+        self._flat[pages] += self._split(pages, increments)  # no page is shared, so nothing has to be accumulated
 
-    def move(self, block_table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Follow tokens that moved: slots int64 [L, N, H or 1, M]."""
-        src = address(block_table, source, self._num_heads, self._block_size)
-        dst = address(block_table, target, self._num_heads, self._block_size)
-        self._pages[self._layers, dst.block, dst.head, dst.offset] = self._pages[
-            self._layers, src.block, src.head, src.offset
-        ]
+    def move(self, source: SlotAddress, target: SlotAddress) -> None:
+        """Follow tokens that moved; all sources are read before the first target is written."""
+        self._flat[target.page, target.offset] = self._flat[source.page, source.offset]
+
+    def copy_pages(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """As `move`, for whole pages int64 [..., M]."""
+        self._flat[target] = self._flat[source]
+
+    def _split(self, pages: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """[..., T] -> [..., W, B]."""
+        missing = pages.shape[-1] * self.grid.block_size - values.shape[-1]
+        padded = torch.nn.functional.pad(values, (0, missing)) if missing else values
+        return padded.unflatten(-1, (-1, self.grid.block_size))

@@ -95,7 +95,7 @@ class RetentionLog:
             return
         blocks = list(request.block_ids[: math.ceil(num_resident / self._policy.block_size)])
         table = self._compactor.device_tensor([blocks])
-        positions = self._compactor.positions.read(table, num_resident)[:, 0].sort(dim=-1).values
+        positions = self._compactor.positions_of(table, num_resident)[:, 0].sort(dim=-1).values
         sample_id = request.request_id.rpartition("-")[0]
         record = RetentionRecord(sample_id, request.num_prompt_tokens, moment, positions.tolist())
         append_retention(self._folder, [record])

@@ -95,17 +95,15 @@ class EvictionRunning(_Base):
         """Set up what works on the caches of these layers."""
         if any(getattr(layer.impl, "alibi_slopes", None) is not None for layer in layers):
             raise ValueError("KV eviction reorders slots, and ALiBi takes positions from them. Use another model.")
-        layouts = [self.layout_class(layer.kv_cache) for layer in layers]
+        layout = self.layout_class([layer.kv_cache for layer in layers])
         if self.eviction_policy.signals & QUERY_SIGNALS:
-            self._watch(layers, layouts)
+            self._watch(layers, layout)
         self.compactor = Compactor(
             self.eviction_policy,
-            layouts,
-            num_blocks=self.kv_cache_config.num_blocks,
+            layout,
             observers=self._observers,
             inv_freq=inverse_frequencies(self._rotary(layers)) if self.eviction_policy.cache_positions else None,
             average_over_ranks=_average_over_tensor_parallel_ranks,
-            device=self.device,
         )
         if self._settings.retention is not None:
             folder = self._settings.retention if get_tp_group().rank_in_group == 0 else None
@@ -116,7 +114,7 @@ class EvictionRunning(_Base):
         refuse_rotary(rotary, layers[0].head_size)
         return rotary
 
-    def _watch(self, layers: Sequence[torch.nn.Module], layouts: Sequence[CacheLayout]) -> None:
+    def _watch(self, layers: Sequence[torch.nn.Module], layout: CacheLayout) -> None:
         """Show the queries of every attention layer to the observers that the policy needs.
 
         Raises:
@@ -131,12 +129,10 @@ class EvictionRunning(_Base):
         needs_rotary = Signal.QUERY_MOMENTS in self.eviction_policy.signals
         self._observers = Observers(
             self.eviction_policy,
-            layouts,
-            num_blocks=self.kv_cache_config.num_blocks,
+            layout,
             num_rows=rows_of_state(self.eviction_policy, self.max_num_reqs),
             scale=layers[0].impl.scale,
             rotary=self._rotary(layers) if needs_rotary else None,
-            device=self.device,
         )
         for index, layer in enumerate(layers):
             layer.impl = watch(layer.impl, index, self._observers)
@@ -144,6 +140,8 @@ class EvictionRunning(_Base):
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         """Evict as planned, then update the batch as stock."""
         plan: StepPlan = scheduler_output.kv_eviction
+        if self._observers is not None:
+            self._observers.end_step()
         if plan.evictions:
             self._evict(plan)
         self.record_resident(scheduler_output.finished_req_ids)

@@ -17,17 +17,18 @@ def checked_scores(policy: Policy, view: View, num_heads: int) -> torch.Tensor:
     Raises:
         RuntimeError: the policy raised, or gave something of another shape or kind; names the policy.
     """
+    where = f"in layer {view.layer}" if isinstance(view.layer, int) else "in several layers at once"
     try:
         scores = policy.score(view)
     except Exception as error:
-        message = f"policy {policy.name} failed in layer {view.layer}: {type(error).__name__}: {error}"
+        message = f"policy {policy.name} failed {where}: {type(error).__name__}: {error}"
         raise RuntimeError(message) from error
     num_requests, _, num_tokens = view.positions.shape
     allowed = [(num_requests, heads, num_tokens) for heads in (num_heads, 1)]
     if not isinstance(scores, torch.Tensor) or tuple(scores.shape) not in allowed or not scores.is_floating_point():
         kind = f"{scores.dtype} {list(scores.shape)}" if isinstance(scores, torch.Tensor) else repr(type(scores))
         raise RuntimeError(
-            f"policy {policy.name} gave scores of {kind} in layer {view.layer}; score() has to return float32 "
+            f"policy {policy.name} gave scores of {kind} {where}; score() has to return float32 "
             f"[{num_requests}, {num_heads}, {num_tokens}] (requests, KV heads, tokens), or 1 in place of the heads."
         )
     return reduce_heads(policy, scores)

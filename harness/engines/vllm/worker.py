@@ -43,18 +43,18 @@ class EvictionReporting:
         """Write down what is resident of every request that is left; called when the engine is idle."""
         self.model_runner.record_resident()
 
-    def eviction_seconds(self) -> float:
-        """Host seconds this worker spent evicting.
+    def eviction_seconds(self) -> tuple[float, float]:
+        """Host seconds this worker spent evicting and watching attention for it; and of those, while decoding.
 
         Raises:
             RuntimeError: a policy gave scores that are not finite, so its choices were arbitrary.
         """
         compactor = self.model_runner.compactor
         if compactor is None:
-            return 0.0
+            return 0.0, 0.0
         if not compactor.scores_were_finite:
             raise RuntimeError(self._bad_scores())
-        return compactor.seconds
+        return compactor.host_seconds
 
     def _bad_scores(self) -> str:
         name = self.model_runner.eviction_policy.name

@@ -71,7 +71,7 @@ def record_decisions(engine: VllmEngine) -> dict[str, list[LiveDecision]]:
         evict(victims)
         for victim in victims:
             table = compactor.device_tensor([list(victim.block_ids)])
-            positions = compactor.positions.read(table, victim.eviction.num_keep)[:, 0].sort(dim=-1).values
+            positions = compactor.positions_of(table, victim.eviction.num_keep)[:, 0].sort(dim=-1).values
             name = victim.request_id.rpartition("-")[0]
             decisions.setdefault(name, []).append(
                 LiveDecision(

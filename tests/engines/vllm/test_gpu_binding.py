@@ -104,8 +104,11 @@ def test_the_caches_of_the_graph_measurement_are_not_bound(make_runner):
     assert runner.compactor is None
     assert [layer.impl for layer in runner.layers] == plain
     runner.initialize_kv_cache(config_of(runner))
-    bound = [layout._cache.data_ptr() for layout in runner.compactor._layouts]
-    assert bound == [layer.kv_cache.data_ptr() for layer in runner.layers]
+    layout = runner.compactor._layout
+    starts = layout.grid.numbers(torch.tensor([[0]]))[:, 0, 0, 0]
+    assert [layout.pages[start].data_ptr() for start in starts] == [
+        layer.kv_cache.data_ptr() for layer in runner.layers
+    ]
     for layer, impl in zip(runner.layers, plain, strict=True):
         assert type(layer.impl).__mro__[1] is type(impl), "watched once"
 
@@ -182,22 +185,17 @@ def test_a_stock_server_gets_piecewise_graphs_where_attention_is_watched(tmp_pat
 def test_memory_beside_the_cache_is_what_is_allocated(policy, options):
     policy = build_policy(policy, budget=64, block_size=BLOCK, options=options)
     spec = spec_of(torch.float32)
-    layouts = [InterleavedLayout(cache) for cache in allocate(KVCacheLayout.LBNHC, NUM_BLOCKS, spec)]
-    observers = Observers(
-        policy, layouts, num_blocks=NUM_BLOCKS, num_rows=NUM_ROWS, scale=1.0, rotary=Rotary(), device=CPU
-    )
-    compactor = Compactor(
-        policy, layouts, num_blocks=NUM_BLOCKS, observers=observers, inv_freq=None, average_over_ranks=lambda s: s,
-        device=CPU,
-    )  # fmt: skip
+    layout = InterleavedLayout(allocate(KVCacheLayout.LBNHC, NUM_BLOCKS, spec))
+    observers = Observers(policy, layout, num_rows=NUM_ROWS, scale=1.0, rotary=Rotary())
+    compactor = Compactor(policy, layout, observers=observers, inv_freq=None, average_over_ranks=lambda s: s)
     observers.begin_step(StepBatch(["r"], [0, 20], [20], [20], [True], torch.tensor([[1, 2]]), torch.arange(16, 36)))
     for layer in range(NUM_LAYERS):
         observers.observe(layer, torch.randn(20, NUM_QUERY_HEADS, HEAD_SIZE))
     held = [compactor.positions._pages]
     held += [compactor._kept.values._pages] if compactor._kept else []
-    held += [observers.mass.values._pages] if observers.mass else []
-    held += observers._window._ring if observers._window else []
-    held += [*observers._moments._sum, *observers._moments._outer] if observers._moments else []
+    held += [observers.mass.values._pages, observers.mass._queries] if observers.mass else []
+    held += [observers._window._ring] if observers._window else []
+    held += [observers._moments._sum, observers._moments._outer] if observers._moments else []
     per_block, fixed = bytes_beside(policy, spec, NUM_QUERY_HEADS, NUM_ROWS)
     assert NUM_LAYERS * (per_block * NUM_BLOCKS + fixed) == sum(tensor.nbytes for tensor in held)
 

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import customize_attention_spec
 
 from harness.engines.vllm.layout import CpuLayout
-from harness.engines.vllm.paged import PagedValues
+from harness.engines.vllm.paged import PagedValues, SlotAddress, split_slots, take
 from policies import Phase, build_policy
 from tests.gpu.caches import BLOCK, CPU, NUM_HEADS, NUM_LAYERS, World, allocate, spec_of, write_as_cpu_backend
 
@@ -83,13 +83,12 @@ def test_keys_are_rewritten_beside_their_values(layout):
     world = World(POLICIES["random"], allocate(layout, NUM_BLOCKS, spec_of(torch.float32)))
     world.append("a", 2 * BLOCK + 5)
     world.append("b", BLOCK + 1)
-    table = torch.tensor([world.tables["a"]])
-    keys, values = world.layouts[1].read(table, 2 * BLOCK + 5)
-    world.layouts[1].write_keys(table, -keys)
-    changed, same = world.layouts[1].read(table, 2 * BLOCK + 5)
-    assert torch.equal(changed, -keys)
-    assert torch.equal(same, values)
-    world.layouts[1].write_keys(table, keys)
+    pages = world.layout.grid.numbers(torch.tensor([world.tables["a"]]), slice(1, 2))
+    keys, values = (read(pages, 2 * BLOCK + 5) for read in (world.layout.read_keys, world.layout.read_values))
+    world.layout.write_keys(pages, -keys)
+    assert torch.equal(world.layout.read_keys(pages, 2 * BLOCK + 5), -keys)
+    assert torch.equal(world.layout.read_values(pages, 2 * BLOCK + 5), values)
+    world.layout.write_keys(pages, keys)
     world.check()
 
 
@@ -147,18 +146,19 @@ def test_paged_values_follow_a_dictionary(moves, num_heads, num_tokens):
                 plain.update({(n, row, h, slot): value for n in range(NUM_LAYERS) for h in range(num_heads)})
         elif action == "add":
             layer, more = seed % NUM_LAYERS, torch.randint(9, (2, num_heads, num_tokens), generator=random).float()
-            paged.add(layer, table, more)
+            paged.add(paged.grid.numbers(table, slice(layer, layer + 1))[0], more)
             for row, head, slot in torch.cartesian_prod(*map(torch.arange, more.shape)).tolist():
                 place = (layer, row, head, slot)
                 plain[place] = plain.get(place, 0.0) + more[row, head, slot].item()
         else:
             shape = (NUM_LAYERS, 2, num_heads)
             source, target = (torch.rand(*shape, num_tokens, generator=random).argsort(dim=-1) for _ in range(2))
-            paged.move(table, source, target)
+            columns = [split_slots(slots, BLOCK) for slots in (source, target)]
+            paged.move(*(SlotAddress(take(paged.grid.numbers(table), column), offset) for column, offset in columns))
             old = dict(plain)
             for n, row, head, index in torch.cartesian_prod(*map(torch.arange, source.shape)).tolist():
                 place = (n, row, head, index)
                 plain[n, row, head, target[place].item()] = old.get((n, row, head, source[place].item()), 0.0)
-    found = paged.read(table, num_tokens)
+    found = paged.read(paged.grid.numbers(table), num_tokens)
     for place in torch.cartesian_prod(*map(torch.arange, found.shape)).tolist():
         assert found[tuple(place)].item() == plain.get(tuple(place), 0.0)

@@ -20,7 +20,7 @@ from harness.engines.vllm.layout import InterleavedLayout
 from harness.engines.vllm.observers import QUERY_SIGNALS, Observers
 from harness.engines.vllm.plan import Eviction
 from harness.engines.vllm.rotation import inverse_frequencies
-from harness.engines.vllm.signals import mass
+from harness.engines.vllm.signals import column_sums as sums
 from harness.engines.vllm.signals.batch import StepBatch
 from policies import Phase, build_policy
 from tests.policy_names import EQUAL
@@ -109,16 +109,14 @@ class Engine:
 
 def build(name, options):
     policy = build_policy(name, budget=3 * BLOCK, block_size=BLOCK, options={**OPTIONS.get(name, {}), **options})
-    cache = torch.empty(NUM_BLOCKS, NUM_HEADS, BLOCK, 2 * HEAD_SIZE, dtype=torch.bfloat16, device=META)
-    layouts = [InterleavedLayout(cache) for _ in range(NUM_LAYERS)]
+    buffer = torch.empty(NUM_LAYERS, NUM_BLOCKS, NUM_HEADS, BLOCK, 2 * HEAD_SIZE, dtype=torch.bfloat16, device=META)
+    layout = InterleavedLayout(buffer.unbind())
     observers = None
     if policy.signals & QUERY_SIGNALS:
-        observers = Observers(
-            policy, layouts, num_blocks=NUM_BLOCKS, num_rows=8, scale=0.2, rotary=Rotary(), device=META
-        )
+        observers = Observers(policy, layout, num_rows=8, scale=0.2, rotary=Rotary())
     compactor = Compactor(
-        policy, layouts, num_blocks=NUM_BLOCKS, observers=observers, inv_freq=inverse_frequencies(Rotary()),
-        average_over_ranks=lambda scores: scores, device=META,
+        policy, layout, observers=observers, inv_freq=inverse_frequencies(Rotary()),
+        average_over_ranks=lambda scores: scores,
     )  # fmt: skip
     return Engine(compactor, observers)
 
@@ -148,6 +146,7 @@ def step(engine, lengths, num_new, *, prefilling):
         num_padded = batch.starts[-1] + 5  # to the size of a CUDA graph
         query = torch.empty(num_padded, NUM_HEADS * GROUP, HEAD_SIZE, dtype=torch.bfloat16, device=META)
         engine.observers.observe(layer, query)
+    engine.observers.end_step()
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
@@ -164,13 +163,13 @@ def test_no_step_and_no_eviction_waits_for_the_device(name, options):
 
 @pytest.mark.parametrize("name", ["h2o", "tova"])
 def test_only_blocks_with_resident_tokens_are_read(monkeypatch, name):
-    read, reads = InterleavedLayout.read, []
+    read, reads = InterleavedLayout.read_keys, []
 
-    def read_and_count(self, block_table, num_tokens):
-        reads.append((block_table.shape[1], math.ceil(num_tokens / BLOCK)))
-        return read(self, block_table, num_tokens)
+    def read_and_count(self, pages, num_tokens):
+        reads.append((pages.shape[-1], math.ceil(num_tokens / BLOCK)))
+        return read(self, pages, num_tokens)
 
-    monkeypatch.setattr(InterleavedLayout, "read", read_and_count)
+    monkeypatch.setattr(InterleavedLayout, "read_keys", read_and_count)
     engine = build(name, {})
     step(engine, [NUM_BEFORE, 2 * BLOCK], num_new=1, prefilling=False)
     engine.compactor.evict([Victim("r0", Eviction(Phase.DECODE, NUM_BEFORE, NUM_BEFORE - 1, NUM_BEFORE), range(5))])
@@ -190,9 +189,10 @@ def test_decoding_costs_nothing_where_only_prompts_are_judged(policy):
 
 def test_sums_of_attention_do_not_depend_on_the_chunks_of_queries(monkeypatch):
     queries, keys = torch.randn(2, 40, NUM_HEADS * GROUP, HEAD_SIZE), torch.randn(2, NUM_HEADS, 70, HEAD_SIZE)
-    whole = mass.column_sums(queries, keys, 0.2)
-    monkeypatch.setattr(mass, "MAX_LOGITS", 7 * 2 * NUM_HEADS * GROUP * 70)
-    assert torch.allclose(mass.column_sums(queries, keys, 0.2), whole, rtol=1e-5)
+    whole = sums.column_sums(queries, keys, 0.2)
+    monkeypatch.setattr(sums, "LEAST_QUERIES", 7)
+    monkeypatch.setitem(sums.LOGIT_BYTES, "cpu", 0)
+    assert torch.allclose(sums.column_sums(queries, keys, 0.2), whole, rtol=1e-5)
     assert whole.sum().item() == pytest.approx(2 * 40 * NUM_HEADS * GROUP)
 
 

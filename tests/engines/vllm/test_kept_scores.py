@@ -22,19 +22,17 @@ def compactor_of(name, layout_class, caches):
     policy = build_policy(name, budget=BUDGET, block_size=BLOCK, options={})
     return Compactor(
         policy,
-        [layout_class(cache) for cache in caches],
-        num_blocks=NUM_BLOCKS,
+        layout_class(caches),
         observers=None,
         inv_freq=None,
         average_over_ranks=lambda scores: scores,
-        device=torch.device("cpu"),
     )
 
 
 def life(name, layout_class):
     """Two evictions of one request with new tokens between them; the compactor and the caches afterwards."""
     generator = torch.Generator().manual_seed(3)
-    caches = [torch.randn(NUM_BLOCKS, NUM_HEADS, BLOCK, 2 * HEAD, generator=generator) for _ in range(NUM_LAYERS)]
+    caches = torch.randn(NUM_LAYERS, NUM_BLOCKS, NUM_HEADS, BLOCK, 2 * HEAD, generator=generator).unbind()
     compactor = compactor_of(name, layout_class, caches)
     slots = torch.tensor([block * BLOCK + offset for block in TABLE for offset in range(BLOCK)])
     compactor.positions.write(slots, torch.arange(len(slots)))
@@ -59,47 +57,58 @@ def test_kept_scores_choose_and_move_as_fresh_ones_do(name, layout_class, monkey
     fresh, fresh_caches, decode = life(name, layout_class)
     fresh.evict([decode])
     table = torch.tensor([TABLE[:2]])
-    assert torch.equal(kept.positions.read(table, BUDGET), fresh.positions.read(table, BUDGET))
+    assert torch.equal(kept.positions_of(table, BUDGET), fresh.positions_of(table, BUDGET))
     for one, other in zip(kept_caches, fresh_caches, strict=True):
         assert torch.equal(one[list(TABLE[:2])], other[list(TABLE[:2])])
+
+
+def watch_reads(monkeypatch):
+    """Blocks and tokens of every read of keys from now on."""
+    reads = []
+    inner = CpuLayout.read_keys
+    monkeypatch.setattr(
+        CpuLayout, "read_keys", lambda self, pages, n: (reads.append((pages, n)), inner(self, pages, n))[1]
+    )
+    return reads
 
 
 @pytest.mark.parametrize("name", STAYING)
 def test_a_decode_eviction_reads_the_new_block_only(name, monkeypatch):
     compactor, _, decode = life(name, CpuLayout)
-    read = []
-    inner = CpuLayout.read
-    monkeypatch.setattr(
-        CpuLayout, "read", lambda self, table, n: (read.append((table.tolist(), n)), inner(self, table, n))[1]
-    )
+    reads = watch_reads(monkeypatch)
     compactor.evict([decode])
-    assert read == [([[TABLE[2]]], BLOCK)] * NUM_LAYERS
+    ((pages, num_tokens),) = reads
+    assert num_tokens == BLOCK
+    assert torch.equal(pages, compactor._layout.grid.numbers(torch.tensor([[TABLE[2]]])))
 
 
 @pytest.mark.parametrize("name", STAYING)
 def test_a_preempted_request_is_scored_anew(name, monkeypatch):
     compactor, _, decode = life(name, CpuLayout)
     compactor.forget("r")
-    read = []
-    inner = CpuLayout.read
-    monkeypatch.setattr(CpuLayout, "read", lambda self, table, n: (read.append(n), inner(self, table, n))[1])
+    reads = watch_reads(monkeypatch)
     compactor.evict([decode])
-    assert read == [BUDGET + BLOCK] * NUM_LAYERS
+    assert [(pages.shape[-1], n) for pages, n in reads] == [(3, BUDGET + BLOCK)]
+
+
+def contents(compactor, blocks, num_tokens):
+    """Keys and values [L, H, T, D] of one request."""
+    layout = compactor._layout
+    pages = layout.grid.numbers(torch.tensor([blocks]))[:, 0]
+    return layout.read_keys(pages, num_tokens).clone(), layout.read_values(pages, num_tokens).clone()
 
 
 @pytest.mark.parametrize("layout_class", [CpuLayout, InterleavedLayout])
 def test_a_block_copied_whole_is_the_block_token_by_token(layout_class):
-    compactor, caches, decode = life("paged_eviction_literal", layout_class)
-    before = [layout_class(cache.clone()).read(torch.tensor([TABLE[:3]]), 3 * BLOCK) for cache in caches]
-    old = compactor.positions.read(torch.tensor([TABLE[:3]]), 3 * BLOCK)
+    compactor, _, decode = life("paged_eviction_literal", layout_class)
+    before = contents(compactor, TABLE[:3], 3 * BLOCK)
+    old = compactor.positions_of(torch.tensor([TABLE[:3]]), 3 * BLOCK)
     compactor.evict([decode])
-    now = compactor.positions.read(torch.tensor([TABLE[:2]]), BUDGET)
-    for layer, cache in enumerate(caches):
+    now = compactor.positions_of(torch.tensor([TABLE[:2]]), BUDGET)
+    for layer in range(NUM_LAYERS):
         origin = [old[layer, 0, 0].tolist().index(position) for position in now[layer, 0, 0].tolist()]
-        for kept, all_tokens in zip(
-            layout_class(cache).read(torch.tensor([TABLE[:2]]), BUDGET), before[layer], strict=True
-        ):
-            assert torch.equal(kept, all_tokens[:, :, origin])
+        for kept, all_tokens in zip(contents(compactor, TABLE[:2], BUDGET), before, strict=True):
+            assert torch.equal(kept[layer], all_tokens[layer][:, origin])
     assert any(sorted(row) != list(range(BUDGET)) for row in now[:, 0, 0].tolist())
 
 

@@ -1,10 +1,10 @@
 """Attention that tokens received.
 
-Letters: L layers, N requests, n new tokens, Q query heads, H KV heads, T tokens, D head size.
+Letters: L layers, N requests, n new tokens, Q query heads, H KV heads, W blocks, T tokens, D head size, R rows of
+per-request state.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,18 +13,17 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.paged import PagedValues
 from harness.engines.vllm.signals.batch import StepBatch
-
-QUERY_CHUNK = 256
-MAX_LOGITS = 1 << 26  # held at once, a quarter GiB: a long prompt is summed in smaller chunks
+from harness.engines.vllm.signals.column_sums import column_sums, sums_of_newest
+from harness.engines.vllm.slices import FLOAT_BYTES, cut, rows_at_once
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Requests of a step with equally many new and resident tokens, computed together.
+class _Prompts:
+    """Requests of a step that read equally many new tokens and have equally many, computed together in each layer.
 
     Attributes:
         tokens: int64 [N, n], their new tokens' places in the batch.
-        block_table: int64 [N, blocks], only the blocks that hold resident tokens.
+        block_table: int64 [N, W], only the blocks that hold resident tokens.
     """
 
     num_resident: int
@@ -32,68 +31,113 @@ class _Group:
     block_table: torch.Tensor
 
 
-class AttentionMass:
-    """Attention that every resident token received so far, summed over queries and over the group; paged, float32."""
+@dataclass(frozen=True)
+class _Decoding:
+    """Requests of a step with one new token each, computed together after the step, for all layers.
 
-    def __init__(self, layouts: Sequence[CacheLayout], num_blocks: int, scale: float, device: torch.device) -> None:
-        first = layouts[0]
-        self._layouts, self._scale = layouts, scale
-        self.values = PagedValues(len(layouts), num_blocks, first.num_heads, first.block_size, torch.float32, device)
-        self._block_size = first.block_size
-        self._groups: list[_Group] = []
+    Attributes:
+        rows: int64 [N], among those that decode in this step.
+        num_resident: int64 [N], None where all have `longest` tokens.
+        block_table: int64 [N, W].
+    """
+
+    rows: torch.Tensor
+    longest: int
+    num_resident: torch.Tensor | None
+    block_table: torch.Tensor
+
+
+class AttentionMass:
+    """Attention that every resident token received so far, summed over queries and over the group; paged, float32.
+
+    Prompts are summed beside each layer's kernel. Of requests that decode a layer only sets the query aside; before
+    anything is evicted or written in the next step, `end_step` sums for all layers together.
+    """
+
+    def __init__(self, layout: CacheLayout, num_rows: int, scale: float, prompts_only: bool = False) -> None:
+        """`num_rows`: requests that can be watched at once; `prompts_only` if nothing is evicted while decoding."""
+        grid = layout.grid
+        self._prompts_only = prompts_only
+        self._layout, self._num_rows, self._scale = layout, num_rows, scale
+        self.values = PagedValues(
+            grid.num_layers, grid.num_blocks, grid.num_heads, grid.block_size, torch.float32, grid.device
+        )
+        self._prompts: list[_Prompts] = []
+        self._decoding: list[_Decoding] = []
+        self._tokens = torch.empty(0, dtype=torch.int64)
+        self._queries: torch.Tensor | None = None  # [L, R, Q, D]
 
     def begin_step(self, batch: StepBatch) -> None:
-        """New tokens start from nothing; requests with equal lengths are computed together."""
+        """New tokens start from nothing; find who reads a prompt and who decodes."""
         self.values.write(batch.slot_mapping, torch.zeros(1, device=batch.slot_mapping.device))
-        members: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        prompts: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        decoding: list[int] = []
         for index, resident in enumerate(batch.num_resident):
             start, stop = batch.starts[index : index + 2]
-            members[stop - start, resident].append((index, start))
-        self._groups = [self._group(batch, *lengths, places) for lengths, places in members.items()]
+            if self._prompts_only and not batch.prefilling[index]:
+                continue
+            if stop - start == 1:
+                decoding.append(index)
+            else:
+                prompts[stop - start, resident].append((index, start))
+        self._prompts = [self._prompts_of(batch, *lengths, places) for lengths, places in prompts.items()]
+        classes: dict[int, list[int]] = defaultdict(list)
+        for row, index in enumerate(decoding):
+            classes[self._num_blocks(batch.num_resident[index]).bit_length()].append(row)
+        self._decoding = [self._decoding_of(batch, rows, [decoding[row] for row in rows]) for rows in classes.values()]
+        self._tokens = self._to_device([batch.starts[index] for index in decoding])
 
-    def _group(self, batch: StepBatch, num_new: int, num_resident: int, places: list[tuple[int, int]]) -> _Group:
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.values.grid.block_size)
+
+    def _to_device(self, numbers: list) -> torch.Tensor:
+        return async_tensor_h2d(numbers, device=self.values.grid.device, dtype=torch.int64)
+
+    def _prompts_of(self, batch: StepBatch, num_new: int, num_resident: int, places: list[tuple[int, int]]) -> _Prompts:
         """`places`: index in the batch and first token of each request."""
-        device = batch.block_table.device
-        indices, starts = async_tensor_h2d(places, device=device, dtype=torch.int64).unbind(dim=-1)
-        num_blocks = -(-num_resident // self._block_size)
-        return _Group(
+        indices, starts = self._to_device(places).unbind(dim=-1)
+        return _Prompts(
             num_resident,
-            tokens=starts[:, None] + torch.arange(num_new, device=device),
-            block_table=batch.block_table[:, :num_blocks].index_select(0, indices),
+            tokens=starts[:, None] + torch.arange(num_new, device=starts.device),
+            block_table=batch.block_table[:, : self._num_blocks(num_resident)].index_select(0, indices),
+        )
+
+    def _decoding_of(self, batch: StepBatch, rows: list[int], indices: list[int]) -> _Decoding:
+        """`rows` and `indices`: places of these requests among those that decode, and in the batch."""
+        lengths = [batch.num_resident[index] for index in indices]
+        numbers = self._to_device([rows, indices, lengths])
+        longest = max(lengths)
+        return _Decoding(
+            rows=numbers[0],
+            longest=longest,
+            num_resident=None if min(lengths) == longest else numbers[2],
+            block_table=batch.block_table[:, : self._num_blocks(longest)].index_select(0, numbers[1]),
         )
 
     def observe(self, layer: int, query: torch.Tensor) -> None:
-        """Add this step's attention of one layer; query [tokens, Q, D], keys are in the cache already."""
-        for group in self._groups:
-            keys, _ = self._layouts[layer].read(group.block_table, group.num_resident)
-            sums = column_sums(query[group.tokens].float(), keys.float(), self._scale)
-            self.values.add(layer, group.block_table, sums)
+        """See this step's queries of one layer, [tokens, Q, D]; their keys are in the cache already."""
+        for group in self._prompts:
+            pages, places = (
+                grid.numbers(group.block_table, slice(layer, layer + 1))[0]
+                for grid in (self._layout.grid, self.values.grid)
+            )
+            keys = self._layout.read_keys(pages, group.num_resident)
+            self.values.add(places, column_sums(query[group.tokens].float(), keys.float(), self._scale))
+        if self._queries is None:
+            self._queries = query.new_empty(self.values.grid.num_layers, self._num_rows, *query.shape[1:])
+        if self._decoding:
+            self._queries[layer, : len(self._tokens)] = query[self._tokens]
 
-
-def column_sums(queries: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
-    """Softmax attention summed over the queries and over the query heads of each KV head.
-
-    The queries are the newest tokens: query i of n sees all keys but the n - 1 - i last. Computed in chunks of queries,
-    so that memory stays O(chunk x T).
-
-    Args:
-        queries: float32 [N, n, Q, D].
-        keys: float32 [N, H, T, D], the new tokens last.
-        scale: softmax scale.
-
-    Returns:
-        float32 [N, H, T].
-    """
-    num_rows, num_new, num_query_heads, head_size = queries.shape
-    num_heads, num_keys = keys.shape[1:3]
-    grouped = queries.view(num_rows, num_new, num_heads, num_query_heads // num_heads, head_size)
-    slots = torch.arange(num_keys, device=keys.device)
-    sums = keys.new_zeros(num_rows, num_heads, num_keys)
-    size = max(1, min(QUERY_CHUNK, MAX_LOGITS // (num_rows * num_query_heads * num_keys)))
-    for start in range(0, num_new, size):
-        chunk = grouped[:, start : start + size]
-        places = torch.arange(start, start + chunk.shape[1], device=keys.device) + num_keys - num_new
-        logits = torch.einsum("nqhgd,nhtd->nhgqt", chunk, keys) * scale
-        logits.masked_fill_(slots > places[:, None], float("-inf"))
-        sums += logits.softmax(dim=-1).sum(dim=(2, 3))
-    return sums
+    def end_step(self) -> None:
+        """Sum the attention of the requests that decoded."""
+        grid = self._layout.grid
+        for group in self._decoding:
+            num_requests, head_size = len(group.rows), self._layout.head_size
+            group_size = self._queries.shape[2] // grid.num_heads
+            a_row = FLOAT_BYTES * grid.num_heads * group.longest * (2 * head_size + 3 * group_size)
+            for layers in cut(grid.num_layers, max(1, rows_at_once(a_row, grid.device) // num_requests)):
+                queries = self._queries[layers][:, group.rows].float()
+                keys = self._layout.read_keys(grid.numbers(group.block_table, layers), group.longest)
+                sums = sums_of_newest(queries, keys.float(), self._scale, group.num_resident)
+                self.values.add(self.values.grid.numbers(group.block_table, layers), sums)
+        self._decoding = []

@@ -18,12 +18,17 @@ class QueryMoments:
         """`rotary`: the model's rotary embedding; prompt positions below `first` do not count."""
         self._cos_sin = rotary.cos_sin_cache
         self.inv_freq = inverse_frequencies(rotary)
-        self._first, self._num_rows = first, num_rows
-        self._sum: list[torch.Tensor | None] = [None] * num_layers
-        self._outer: list[torch.Tensor | None] = [None] * num_layers
+        self._first, self._num_layers, self._num_rows = first, num_layers, num_rows
+        self._sum: torch.Tensor | None = None
+        self._outer: torch.Tensor | None = None
         self._count = torch.zeros(num_rows, device=self._cos_sin.device)
         self._spans: list[tuple[int, slice, torch.Tensor]] = []
         self._new_rows: list[int] = []
+
+    @property
+    def num_query_heads(self) -> int:
+        """Q, once a query was seen."""
+        return 0 if self._sum is None else self._sum.shape[2]
 
     def begin_step(self, batch: StepBatch, rows: Sequence[int], new_rows: Sequence[int]) -> None:
         """Find the prompt tokens of this step."""
@@ -43,10 +48,10 @@ class QueryMoments:
 
     def observe(self, layer: int, query: torch.Tensor) -> None:
         """Add this layer's prompt queries [tokens, Q, D]."""
-        if self._sum[layer] is None:
-            shape = (self._num_rows, *query.shape[1:])
-            self._sum[layer] = query.new_zeros(shape, dtype=torch.float32)
-            self._outer[layer] = query.new_zeros((*shape, query.shape[-1]), dtype=torch.float32)
+        if self._sum is None:
+            shape = (self._num_layers, self._num_rows, *query.shape[1:])
+            self._sum = query.new_zeros(shape, dtype=torch.float32)
+            self._outer = query.new_zeros((*shape, query.shape[-1]), dtype=torch.float32)
         for row in self._new_rows:
             self._sum[layer][row] = 0
             self._outer[layer][row] = 0
@@ -56,9 +61,9 @@ class QueryMoments:
             self._sum[layer][row] += plain.sum(dim=0)
             self._outer[layer][row] += torch.einsum("tqd,tqe->qde", plain, plain)
 
-    def read(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean [N, Q, D] and population covariance [N, Q, D, D] of the requests in `rows`; zero without queries."""
+    def read(self, layers: slice, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean [l, N, Q, D] and population covariance [l, N, Q, D, D] of the requests in `rows`; 0 without queries."""
         count = self._count[rows].clamp_min(1)
-        mean = self._sum[layer][rows] / count[:, None, None]
-        second = self._outer[layer][rows] / count[:, None, None, None]
+        mean = self._sum[layers][:, rows] / count[:, None, None]
+        second = self._outer[layers][:, rows] / count[:, None, None, None]
         return mean, second - mean[..., :, None] * mean[..., None, :]

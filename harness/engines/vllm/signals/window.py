@@ -15,9 +15,14 @@ class WindowQueries:
     """The last W post-RoPE queries of every request, in a ring: [L, R, W, Q, D] in the model's dtype."""
 
     def __init__(self, num_layers: int, num_rows: int, window: int, device: torch.device) -> None:
-        self._ring: list[torch.Tensor | None] = [None] * num_layers
-        self._num_rows, self._window, self._device = num_rows, window, device
+        self._ring: torch.Tensor | None = None
+        self._num_layers, self._num_rows, self._window, self._device = num_layers, num_rows, window, device
         self._tokens = self._rows = self._places = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def num_queries(self) -> int:
+        """Q x W, once a query was seen."""
+        return 0 if self._ring is None else self._ring.shape[2] * self._ring.shape[3]
 
     def begin_step(self, batch: StepBatch, rows: Sequence[int]) -> None:
         """Find the tokens of this step that are among the last W of their request."""
@@ -34,14 +39,14 @@ class WindowQueries:
 
     def observe(self, layer: int, query: torch.Tensor) -> None:
         """Remember this layer's queries [tokens, Q, D]."""
-        ring = self._ring[layer]
-        if ring is None:
-            ring = query.new_zeros(self._num_rows, self._window, *query.shape[1:])
-            self._ring[layer] = ring
-        ring[self._rows, self._places] = query[self._tokens]
+        if self._ring is None:
+            self._ring = query.new_zeros(self._num_layers, self._num_rows, self._window, *query.shape[1:])
+        self._ring[layer, self._rows, self._places] = query[self._tokens]
 
-    def read(self, layer: int, rows: torch.Tensor, num_seen: torch.Tensor, count: int) -> torch.Tensor:
-        """The last `count` queries of the requests in `rows` int64 [N], oldest first: [N, Q, count, D]."""
+    def read(self, layers: slice, rows: torch.Tensor, num_seen: torch.Tensor, count: int) -> torch.Tensor:
+        """The last `count` queries of the requests in `rows` int64 [N], oldest first: [l, N, Q, count, D]."""
+        if self._window == 1:
+            return self._ring[layers][:, rows].transpose(2, 3)
         ages = torch.arange(-count, 0, device=self._device)
         places = (num_seen[:, None] + ages) % self._window
-        return self._ring[layer][rows[:, None], places].transpose(1, 2)
+        return self._ring[layers][:, rows[:, None], places].transpose(2, 3)

@@ -1,0 +1,41 @@
+"""How much of an eviction is done at once: as many layers and requests as a fixed amount of memory allows.
+
+On CPU that is what its caches hold. On a GPU it is what may lie beside the KV cache for a moment, and more at once
+means fewer kernels.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from policies import Policy, Signal
+
+TRANSIENT_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}
+CHOICE_BYTES = 96  # positions, scores, ranks and their order, for each token
+FLOAT_BYTES = 4
+
+
+def bytes_a_token(policy: Policy, head_size: int, queries_a_head: int) -> int:
+    """What scoring and moving a token holds for a moment, for one layer and KV head.
+
+    Args:
+        policy: names its signals.
+        head_size: D.
+        queries_a_head: queries that every key of a KV head is multiplied with.
+    """
+    states = 2  # the copies that move
+    if Signal.KEYS in policy.signals or policy.cache_positions:
+        states += 3
+    if Signal.VALUES in policy.signals:
+        states += 2
+    return CHOICE_BYTES + FLOAT_BYTES * (states * head_size + 3 * queries_a_head)
+
+
+def rows_at_once(bytes_a_row: int, device: torch.device) -> int:
+    """How many rows, one layer of one request each, fit; at least one."""
+    return max(1, TRANSIENT_BYTES.get(device.type, TRANSIENT_BYTES["cuda"]) // max(1, bytes_a_row))
+
+
+def cut(count: int, size: int) -> Iterator[slice]:
+    """0 to `count` in slices of `size`; the last may be shorter."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
