@@ -111,11 +111,12 @@ def test_a_packet_holds_prompt_answers_and_the_map_of_every_run(page):
     assert len(detail["maps"]["0"]["prefill_end"]["rows"]) == NUM_LAYERS
 
 
-def drawn(driver, css: str):
-    """The figure, scrolled to and drawn."""
+def drawn(driver, css: str) -> None:
+    """Wait until the figure is drawn, without scrolling to it."""
     wait_for(driver, css)
-    driver.execute_script("document.querySelector(arguments[0]).scrollIntoView()", css)
-    return wait_for(driver, f"{css} svg.marks")
+    script = "const done = arguments[1]; draw(document.querySelector(arguments[0])).then(done, done)"
+    driver.set_script_timeout(30)
+    assert driver.execute_async_script(script, css) is None
 
 
 def set_screen(driver, width: int, height: int, theme: str) -> None:
