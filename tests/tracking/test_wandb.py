@@ -3,10 +3,14 @@
 import json
 import runpy
 import sys
+import time
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hydra import compose, initialize_config_module
@@ -17,9 +21,13 @@ from harness.run.experiment import read_metrics, run
 from harness.store.manifest import read_manifest
 from harness.store.predictions import read_predictions
 from harness.tracking import FILE_NAME, track
-from harness.tracking.wandb import MAX_TEXT, SAMPLE_COLUMNS, sample_row
+from harness.tracking.__main__ import main
+from harness.tracking.wandb import MAX_HISTORY, MAX_TEXT, SAMPLE_COLUMNS, sample_row, summary
+from harness.tracking.workspace import SECTIONS, make_workspace
+from tests.report.synthetic import bench_rows, write_bench
 from tests.scripted_run import COMMAND, only_folder, scripted_config
 
+ROOT = Path(__file__).resolve().parents[2]
 READER = Path(__file__).resolve().parents[3] / "shared" / "tools" / "wandb_offline_reader.py"
 TASKS = "benchmark.tasks=[qasper,trec]"
 
@@ -70,13 +78,27 @@ def read_back(folder: Path) -> dict[str, dict]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(READER), str(folder / "nothing")])
         records = runpy.run_path(str(READER))["records"]
-    found: dict[str, dict] = {"config": {}, "summary": {}}
-    for data in records(path):
-        record = wandb_internal_pb2.Record()
+    for _ in range(50):  # W&B's own process may still be writing the last records
+        found = _parsed(records(path), wandb_internal_pb2.Record)
+        if "exit" in found:
+            break
+        time.sleep(0.2)
+    return found
+
+
+def _parsed(records: Iterable[bytes], kind_of_record: type) -> dict[str, Any]:
+    found: dict[str, Any] = {"config": {}, "summary": {}, "history": [], "artifact": set()}
+    for data in records:
+        record = kind_of_record()
         record.ParseFromString(data)
         kind = record.WhichOneof("record_type")
         if kind in ("run", "exit"):
             found[kind] = getattr(record, kind)
+        if kind == "history":
+            items = record.history.item
+            found["history"].append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+        if kind == "artifact" and record.artifact.type != "run_table":
+            found["artifact"] |= {entry.path for entry in record.artifact.manifest.contents}
         for part, updates in (("config", record.run.config.update), ("summary", record.summary.update)):
             found[part] |= {u.key or "/".join(u.nested_key): json.loads(u.value_json) for u in updates}
     return found
@@ -99,12 +121,27 @@ def test_an_offline_run_reads_back_whole(finished):
     assert found["config"]["hardware"] == manifest.hardware
     assert found["config"]["versions"] == manifest.versions
     for task in metrics["tasks"]:
-        assert found["summary"][f"longbench/{task['task']}"] == task["score"]
+        name = f"longbench/{task['task']}"
+        assert found["summary"][name] == task["score"]
+        assert (found["summary"][f"{name}.n"], found["summary"][f"{name}.expected"]) == (
+            task["num_samples"],
+            task["num_expected"],
+        )
     assert found["summary"]["longbench/average"] == metrics["overall"]["score"]
+    assert found["summary"]["longbench/average.n"] == metrics["overall"]["n"]
+    assert found["summary"]["status"] == "finished"
     assert found["summary"]["memory/peak_kv_bytes"] == metrics["memory"]["peak_kv_bytes"]
     assert found["summary"]["speed/output_tokens_per_s"] == metrics["speed"]["output_tokens_per_s"]
     assert found["summary"]["eviction/num_evictions"] == 2
     assert found["exit"].exit_code == 0
+    steps = [line.split(",") for line in (finished / "block_usage.csv").read_text().splitlines()[1:]]
+    history = [step for step in found["history"] if "kv/blocks" in step]
+    assert len(history) == len(steps) <= MAX_HISTORY
+    assert max(step["kv/blocks"] for step in history) == max(int(step[2]) for step in steps)
+    assert any(name.startswith("figures/blocks-over-time") for step in found["history"] for name in step)
+    (figure,) = finished.glob("wandb/offline-run-*/files/media/html/**/*.html")
+    assert "KV blocks in use" in figure.read_text()
+    assert {"manifest.json", "metrics.json", "predictions.jsonl"} <= found["artifact"]
     (table,) = finished.glob("wandb/offline-run-*/files/media/table/*.json")
     content = json.loads(table.read_text())
     assert content["columns"] == list(SAMPLE_COLUMNS)
@@ -118,6 +155,10 @@ class RecordingWandb:
         self.inits: list[dict] = []
 
     Settings = SimpleNamespace
+    Artifact = Mock()
+
+    def Html(self, text: str, inject: bool) -> str:
+        return text
 
     def Table(self, columns: list[str], data: list[list]) -> list[list]:
         return data
@@ -127,6 +168,8 @@ class RecordingWandb:
         self.inits.append(names)
         yield SimpleNamespace(
             log=lambda values: None,
+            define_metric=lambda *names, **settings: None,
+            log_artifact=lambda artifact: None,
             summary={},
             url=f"https://wandb.example/{names.get('id')}",
             settings=SimpleNamespace(sync_dir="folder"),
@@ -198,3 +241,56 @@ def test_long_texts_are_shortened_in_the_middle_and_others_are_not(finished):
     assert len(row["prediction"]) == MAX_TEXT + len(" [...] ")
     assert row["prediction"].endswith("az")
     assert dict(zip(SAMPLE_COLUMNS, sample_row(prediction), strict=True))["prediction"] == prediction.prediction
+
+
+def test_a_run_of_an_own_task_alone_has_no_average_of_longbench(finished):
+    metrics = read_metrics(finished)
+    assert "longbench/average" in summary(metrics)
+    own = summary(metrics | {"overall": metrics["overall"] | {"name": "own tasks"}})
+    assert "longbench/average" not in own
+    assert own["own_tasks/average"] == metrics["overall"]["score"]
+
+
+def test_a_load_test_is_one_run_with_its_rows_medians_and_files(tmp_path, capsys):
+    folder = write_bench(tmp_path, bench_rows(), "throughput-tiny", load_format="dummy")
+    assert main([str(tmp_path), "--offline", "--group", "g"]) == 0
+    assert "offline-run-" in capsys.readouterr().out
+    found = read_back(folder)
+    assert (found["run"].display_name, found["run"].job_type, found["run"].run_group) == (
+        "throughput-tiny",
+        "load test",
+        "g",
+    )
+    assert found["summary"]["load_test/window@128/output_tok_s"] == pytest.approx(220)
+    assert found["summary"]["load_test/full/tpot_p50"] == pytest.approx(10 / 110)
+    assert {"bench.json", "bench_manifest.json"} <= found["artifact"]
+    assert "random weights" in found["config"]["conditions"]
+
+
+def test_nothing_to_report_is_one_line(tmp_path, capsys):
+    assert main([str(tmp_path), "--offline"]) == 2
+    assert "no run and no load test there" in capsys.readouterr().err
+
+
+def test_the_workspace_charts_what_runs_report(finished):
+    pytest.importorskip("wandb_workspaces")
+    workspace = make_workspace("someone", "kv-eviction")
+    assert [section.name for section in workspace.sections] == list(SECTIONS)
+    known = set(summary(read_metrics(finished))) | {"kv/t_s", "kv/blocks", "kv/running"}
+    named = {name for content in SECTIONS.values() for _, *names in content for name in names if name}
+    assert named <= known
+
+
+def test_every_run_of_the_sweep_file_is_one_that_the_harness_can_make():
+    from omegaconf import OmegaConf
+
+    sweep = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "wandb" / "sweep.yaml"), resolve=False)
+    assert sweep["metric"]["name"] == "longbench/average"
+    register_schema()
+    values = {name: parameter["values"] for name, parameter in sweep["parameters"].items()}
+    with initialize_config_module(version_base="1.3", config_module="conf"):
+        for policy in values["policy"]:
+            made = compose(
+                "config", ["tracker=wandb", f"policy={policy}", f"policy.budget={values['policy.budget'][0]}"]
+            )
+            assert made.policy.budget == values["policy.budget"][0]
