@@ -38,6 +38,7 @@ def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[s
         "overall": overall,
         "tasks": [_task_metrics(scores[name], rows) for name, rows in by_task.items()],
         "memory": _memory(manifest.sessions, predictions),
+        "kept_by_head": kept_by_head(manifest.sessions),
         "speed": _speed(manifest.sessions, predictions),
         "eviction": _eviction(manifest, predictions),
     }
@@ -117,7 +118,7 @@ def _memory(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str
         "mean_resident_share": _mean(
             p.final_resident_tokens / (p.num_prompt_tokens + p.num_output_tokens) for p in rows
         ),
-        "kept": _kept([engine["kept"] for engine in engines if engine.get("kept")]),
+        **_kept_range(kept_by_head(sessions)),
         "num_samples_measured": sum(session.num_measured for session in sessions),
     }
 
@@ -133,25 +134,32 @@ def _mean_blocks(engines: Sequence[dict[str, Any]]) -> float | None:
     return blocks / sum(seconds)
 
 
-def _kept(sessions: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Tokens that layers and heads kept of prompts, over all sessions, as in `harness.engines.contract.KeptTokens`.
+def kept_by_head(sessions: Sequence[Session]) -> dict[str, Any] | None:
+    """Tokens that each layer and KV head kept of prompts, over all sessions: mean, least and most, [layers][heads].
 
-    With the mean, the least and the most over all layers, heads and prompts; None where all keep equally many.
+    None where all keep equally many.
     """
-    if not sessions:
+    engines = (session.engine for session in sessions if session.engine)
+    parts = [engine["kept"] for engine in engines if engine.get("kept")]
+    if not parts:
         return None
-    weights = [session["num_prompts"] for session in sessions]
-    mean = np.average([session["mean"] for session in sessions], axis=0, weights=weights)
-    least = np.min([session["least"] for session in sessions], axis=0)
-    most = np.max([session["most"] for session in sessions], axis=0)
+    weights = [part["num_prompts"] for part in parts]
     return {
         "num_prompts": sum(weights),
-        "mean_tokens": round(float(mean.mean()), 1),
-        "least_tokens": int(least.min()),
-        "most_tokens": int(most.max()),
-        "mean": mean.round(2).tolist(),
-        "least": least.tolist(),
-        "most": most.tolist(),
+        "mean": np.average([part["mean"] for part in parts], axis=0, weights=weights).round(2).tolist(),
+        "least": np.min([part["least"] for part in parts], axis=0).tolist(),
+        "most": np.max([part["most"] for part in parts], axis=0).tolist(),
+    }
+
+
+def _kept_range(kept: dict[str, Any] | None) -> dict[str, float | None]:
+    """Over all layers, heads and prompts."""
+    if kept is None:
+        return dict.fromkeys(("mean_kept_tokens", "least_kept_tokens", "most_kept_tokens"))
+    return {
+        "mean_kept_tokens": round(float(np.mean(kept["mean"])), 1),
+        "least_kept_tokens": int(np.min(kept["least"])),
+        "most_kept_tokens": int(np.max(kept["most"])),
     }
 
 

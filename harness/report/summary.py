@@ -107,7 +107,17 @@ def _memory_line(manifest: Manifest, metrics: dict[str, Any]) -> str:
         f"KV memory    peak {memory['peak_kv_bytes'] / MIB:.1f} MiB ({memory['peak_blocks']} blocks of "
         f"{memory['block_size']} tokens), mean over time {_number(_mib(memory['mean_kv_bytes']), 1)} MiB; a request's "
         f"resident tokens: "
-        f"at most {memory['peak_resident_tokens']}, at its end {at_end} on average{source}"
+        f"at most {memory['peak_resident_tokens']}, at its end {at_end} on average{_kept_text(memory)}{source}"
+    )
+
+
+def _kept_text(memory: dict[str, Any]) -> str:
+    """Of policies whose layers and heads keep unequally many tokens."""
+    if memory["mean_kept_tokens"] is None:
+        return ""
+    return (
+        f"; a layer and head kept {memory['least_kept_tokens']} to {memory['most_kept_tokens']} tokens of a prompt, "
+        f"{_number(memory['mean_kept_tokens'], 0)} on average"
     )
 
 

@@ -210,6 +210,7 @@ def test_memory_comes_from_the_pool_and_is_held_against_the_full_cache(group):
         "Resident, peak": "1000",
         "Resident, mean peak": "1000",
         "Resident, end": "256",
+        "Left, end": "25.1",
         "To full": "20.0",
     }
     assert cells_of(memory_table(group), "full")["To full"] == "-"

@@ -56,7 +56,13 @@ def memory_table(group: Group) -> Table:
         "many requests at once. Resident tokens are those of one layer of one request: the peak is reached while its "
         f"prompt is read, the end is what stays after evictions. {BUDGET_MEANING}."
     )
-    return _table(group, "memory", "KV memory", caption, [*_MEMORY, to_full], warnings(group))
+    uneven = any(memory_of(run, "mean_kept_tokens") is not None for run in group.runs)
+    if uneven:
+        caption += (
+            " Kept of a prompt: where layers and KV heads keep unequally many tokens, over all of these and prompts."
+        )
+    quantities = [*_MEMORY, *(_KEPT if uneven else ()), to_full]
+    return _table(group, "memory", "KV memory", caption, quantities, warnings(group))
 
 
 def speed_table(group: Group) -> Table:
@@ -145,6 +151,11 @@ def _peak_blocks(in_prefill: bool) -> Reader:
     return lambda run: peak_blocks(read_usage(run), in_prefill)
 
 
+def _resident_share(run: Run) -> float | None:
+    share = memory_of(run, "mean_resident_share")
+    return None if share is None else 100 * share
+
+
 def _share_evicted(run: Run) -> float | None:
     share = run.metrics["eviction"]["share_evicted"]
     return None if share is None else 100 * share
@@ -186,6 +197,12 @@ _MEMORY = (
     Quantity(
         "mean_final_resident_tokens", "Resident, end", "tokens, mean", 0, _memory_of("mean_final_resident_tokens")
     ),
+    Quantity("resident_share", "Left, end", "% of a request", 1, _resident_share),
+)
+_KEPT = (
+    Quantity("mean_kept_tokens", "Kept of a prompt", "tokens, mean", 0, _memory_of("mean_kept_tokens")),
+    Quantity("least_kept_tokens", "Least", "of a head", 0, _memory_of("least_kept_tokens")),
+    Quantity("most_kept_tokens", "Most", "of a head", 0, _memory_of("most_kept_tokens")),
 )
 _SPEED = (
     Quantity("samples_per_s", "Samples", "1/s", 3, samples_per_s),

@@ -1,5 +1,6 @@
 """`engine=hf` and `engine=kvpress`: what they are built from, what they refuse, and a whole run on the reference."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from harness.config_checks import to_dataclass
 from harness.engines.choose import build_engine, check_policy
 from harness.engines.hf.engine import ReferenceEngine
 from harness.errors import UserError
+from harness.report.reading.runs import make_groups, read_runs
+from harness.report.tables.costs import memory_table
 from harness.run.experiment import run
 from harness.store.predictions import read_predictions
 from policies.snapkv import SnapKV
@@ -63,6 +66,36 @@ def test_a_run_on_the_reference(configure, tiny_path, tmp_path, policy):
     num_decoded = prediction.num_output_tokens - 1
     at_end = {"full": prediction.num_prompt_tokens + num_decoded, "snapkv": BUDGET + num_decoded, "h2o": BUDGET + 1}
     assert prediction.final_resident_tokens == at_end[policy]
+
+
+def test_a_run_records_what_layers_and_heads_kept(configure, tiny_path, tmp_path, capsys):
+    config = configure(
+        "engine=hf",
+        "policy=pyramid_kv",
+        "policy.budget=96",
+        "policy.options.beta=2",
+        f"model.path={tiny_path}",
+        "model.max_model_len=256",
+        "benchmark.tasks=[trec]",
+        f"results_dir={tmp_path}",
+    )
+    run(config, "python -m harness")
+    (folder,) = tmp_path.iterdir()
+    metrics = json.loads((folder / "metrics.json").read_text())
+    split = [[128, 128], [96, 96], [64, 64]]  # beside the window of 8: 132, 88 and 44 tokens, in pages of 32
+    assert metrics["kept_by_head"] == {"num_prompts": 1, "mean": split, "least": split, "most": split}
+    memory = metrics["memory"]
+    assert (memory["mean_kept_tokens"], memory["least_kept_tokens"], memory["most_kept_tokens"]) == (96, 64, 128)
+    (prediction,) = read_predictions(folder)
+    num_tokens = prediction.num_prompt_tokens + prediction.num_output_tokens
+    assert memory["mean_resident_share"] == pytest.approx(prediction.final_resident_tokens / num_tokens, abs=1e-4)
+    assert "a layer and head kept 64 to 128 tokens of a prompt, 96 on average" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    (group,) = make_groups(read_runs([tmp_path]))
+    table = memory_table(group)
+    cells = {column.title: cell.text for column, cell in zip(table.columns, table.rows[0], strict=True)}
+    assert (cells["Kept of a prompt"], cells["Least"], cells["Most"]) == ("96", "64", "128")
 
 
 def test_the_reference_gets_policy_block_size_and_dtype(configure, tiny_path, tmp_path):
