@@ -38,6 +38,8 @@ def attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    *,
     scaling: float,
     reference_cache: ReferenceCache,
     **options: object,
@@ -49,6 +51,7 @@ def attend(
         query: post-RoPE [1, Q, n, D].
         key, value: post-RoPE keys and values of the same tokens, [1, H, n, D].
         attention_mask: None, because transformers builds no mask for an implementation that it does not know.
+        dropout: 0, as nothing is trained; kvpress, once imported, wraps attention functions and gives it by place.
         scaling: factor of the logits.
         reference_cache: the request's cache; its `num_seen` is the position of the first of the n tokens.
         options: further settings of the model.

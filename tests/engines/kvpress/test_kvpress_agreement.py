@@ -228,7 +228,7 @@ def test_budgets_of_heads_agree_token_by_token(uneven, uneven_path, name, option
         (decision,) = reference(uneven, policy, prompt).decisions
         assert reply["num_masked_tokens"] == len(prompt) - budget
         counts = [count for heads in decision.counts for count in heads]
-        assert max(counts) > 1.5 * min(counts)
+        assert max(counts) > min(counts) + 10
         for layer, (ours, theirs) in enumerate(zip(decision.kept, reply["kept_positions"], strict=True)):
             assert_same_layer(decision.scores[layer], ours, theirs, safe=int(budget * policy.floor))
 
@@ -259,7 +259,7 @@ def test_pyramid_layers_agree_up_to_their_counts(uneven, uneven_path):
     window = options["window"]
     rest = budget - window
     assert [heads[0] for heads in decision.counts] == [window + 3 * rest // 2, budget, window + rest // 2]
-    assert reply["kept_tokens"] == [3 * budget // 2, budget, budget // 2]
+    assert reply["kept_tokens"] == pytest.approx([3 * budget // 2, budget, budget // 2], abs=1)  # of C + 1/2
     middle = decision.kept[1]
     for ours, theirs, row in zip(middle, reply["kept_positions"][1], decision.scores[1], strict=True):
         cutoff = min(row[p].item() for p in ours if p < len(prompt) - window)
