@@ -9,6 +9,7 @@ import argparse
 import csv
 import io
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import Any
 from harness.errors import UserError
 
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[\w.@+-]+/)*([\w.@+-]+)/?")
+NEEDLES = "needles.csv"
 TEXTS = {"prediction": "", "answers": [], "all_classes": None}
 
 
@@ -67,6 +69,8 @@ def _export(folder: Path, copy: Path) -> Path:
         copied = replace(copied, predictions_sha256=predictions_sha256(copy))
     write_manifest(copy, copied)
     _shorten_usage(folder, copy)
+    if (folder / NEEDLES).exists():
+        shutil.copyfile(folder / NEEDLES, copy / NEEDLES)
     return copy
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from harness.report.figures.all import make_figures, report_looks, write_figures
 from harness.report.figures.figure import Figure, Skipped, declaration, make_looks, save
+from harness.report.figures.needles import needle_figures
 from harness.report.figures.retention import png, retention_figures
 from harness.report.figures.scores import accuracy_figure, answer_figure, length_figure
 from harness.report.figures.speed import block_size_figure, latency_figures, throughput_figures, usage_figure
@@ -192,6 +193,27 @@ def test_accuracy_by_length_has_the_buckets_of_longbench_e(tmp_path):
     figure = length_figure(group, looks_of(group))
     assert [row["x"] for row in figure.rows if row["series"] == "full"] == ["0-4k", "4-8k", "8k+"]
     assert all(row["tip"].endswith("n = 8") for row in figure.rows)
+
+
+def test_needles_found_and_kept_stand_side_by_side(tmp_path):
+    folder = write_run(tmp_path, "window", 256, tasks=("qasper",), num_rows=4, scores={"qasper/mini-qasper-0-0": 1.0})
+    places = [(512, 0.0), (512, 0.5), (1024, 0.0), (1024, 0.5)]
+    samples = [
+        type(one)(**vars(one) | {"length": length, "depth": depth})
+        for one, (length, depth) in zip(read_predictions(folder), places, strict=True)
+    ]
+    replace_predictions(folder, samples)
+    header = "layer,head,kept,kept_if_found,kept_if_missed,num_found,num_missed"
+    (folder / "needles.csv").write_text(f"{header}\n0,0,0.5,1.0,0.25,1,3\n1,0,0.5,0.75,,1,0\n")
+    found, kept = needle_figures(group_in(tmp_path))
+    cells = {(row["x"], row["y"]): row["value"] for row in found.rows}
+    assert set(cells) == {(512, 0), (512, 50), (1024, 0), (1024, 50)}
+    assert cells[512, 0] == 1.0
+    assert [(row["panel"].split(", ")[1], row["y"], row["value"]) for row in kept.rows] == [
+        *[("found", 0, 1.0), ("found", 1, 0.75)],
+        ("missed", 0, 0.25),
+    ]
+    assert {"Depth (% of the text)", "0", "50", "512", "1024"} <= set(texts(drawn(found, tmp_path)))
 
 
 def test_a_figure_without_data_is_skipped_with_the_reason(tmp_path):

@@ -284,7 +284,7 @@ def test_the_workspace_charts_what_runs_report(finished):
 def test_every_run_of_the_sweep_file_is_one_that_the_harness_can_make():
     from omegaconf import OmegaConf
 
-    sweep = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "wandb" / "sweep.yaml"), resolve=False)
+    sweep = OmegaConf.to_container(OmegaConf.load(ROOT / "harness" / "tracking" / "sweep.yaml"), resolve=False)
     assert sweep["metric"]["name"] == "longbench/average"
     register_schema()
     values = {name: parameter["values"] for name, parameter in sweep["parameters"].items()}

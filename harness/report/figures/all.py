@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.report.figures.figure import Figure, Look, Skipped, make_looks, save
+from harness.report.figures.needles import needle_figures
 from harness.report.figures.retention import retention_figures
 from harness.report.figures.scores import accuracy_figure, answer_figure, length_figure
 from harness.report.figures.speed import block_size_figure, latency_figures, throughput_figures, usage_figure
@@ -29,7 +30,7 @@ def make_figures(
         *latency_figures(groups, bench, looks),
         block_size_figure(groups, bench, looks),
         *(usage_figure(group, looks) for group in groups),
-        *(figure for group in groups for figure in retention_figures(group)),
+        *(figure for group in groups for figure in (*needle_figures(group), *retention_figures(group))),
     ]
 
 

@@ -6,7 +6,7 @@ drawn as a line across; `tip` is what pointing at a mark says.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 
@@ -72,12 +72,18 @@ def steps(names: Sequence[str], looks: Mapping[str, Look], x_title: str, y_title
     return _unit(alt.layer(lines, touch, _ring(base)))
 
 
-def grid(x_title: str, y_title: str, colour: str, domain: tuple[float, float] | None = None) -> dict[str, Any]:
-    """A heat map of columns `x` and rows `y`, the largest above, by `value`."""
+def grid(
+    x_title: str,
+    y_title: str,
+    colour: str,
+    domain: tuple[float, float] | None = None,
+    downwards: Literal["ascending", "descending"] = "descending",
+) -> dict[str, Any]:
+    """A heat map of columns `x` and rows `y` by `value`; rows ascend or descend from the top."""
     limits = alt.Scale(scheme="cividis", domain=domain or alt.Undefined)
     base = alt.Chart().encode(
         x=alt.X("x:O", title=x_title, axis=alt.Axis(labelAngle=0, labelOverlap=True)),
-        y=alt.Y("y:O", title=y_title, sort="descending", axis=alt.Axis(labelOverlap=True)),
+        y=alt.Y("y:O", title=y_title, sort=downwards, axis=alt.Axis(labelOverlap=True)),
     )
     cells = base.mark_rect().encode(color=_heat(colour, limits), tooltip="tip:N")
     return _unit(alt.layer(cells, _ring(base)))
