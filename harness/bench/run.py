@@ -23,9 +23,11 @@ from harness.bench.table import print_summaries
 from harness.engines.choose import check_policy, prepare_engine
 from harness.engines.vllm.traffic import TimedRequest
 from harness.errors import UserError
+from harness.gpu_hours import Work, hours
 from harness.store.block_usage import append_block_usage
+from harness.store.lock import locked
 from harness.store.manifest import Manifest, digest, new_manifest, write_atomically, write_json
-from harness.store.run_folder import clear, locked
+from harness.store.run_folder import clear
 
 ROWS = "bench.json"
 FLAT_ROWS = "bench.csv"
@@ -47,6 +49,7 @@ def run(plan: Plan, command: str) -> Path:
         UserError: something is missing or wrong that a user can mend.
     """
     prepare_engine(plan.config.engine)
+    print(announcement(plan), flush=True)
     folder = Path(plan.config.results_dir) / f"{plan.config.name}-{plan.config.model.name}"
     with locked(folder):
         _make_room(folder, plan.config.overwrite)
@@ -59,6 +62,20 @@ def run(plan: Plan, command: str) -> Path:
         with _recorded(folder, new_manifest(folder.name, as_plain(plan), command, data, seeds)):
             carry_out(plan, load, vllm_builder(model_path, plan.config.load_format), folder)
     return folder
+
+
+def announcement(plan: Plan) -> str:
+    """How much a load test does; hours only for models that need a GPU."""
+    load, model = plan.config.load, plan.config.model
+    num_runs = len(plan.variants) * plan.config.repeats
+    work = Work(load.num_requests * plan.input_tokens.longest, load.num_requests * plan.output_tokens.longest)
+    at_once = min(load.num_requests, plan.config.engine.max_num_seqs)
+    total = num_runs * hours(work, model.weights_gib, at_once)
+    estimate = "" if model.dtype == "float32" else f", about {total:.1f} hours on one A100 (see harness.gpu_hours)"
+    return (
+        f"{plan.config.name} on {model.name}: {len(plan.variants)} variants x {plan.config.repeats} repeats = "
+        f"{num_runs} runs{estimate}"
+    )
 
 
 def carry_out(plan: Plan, load: Sequence[TimedRequest], build: Builder, folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from harness.run.forecast import announcement
 from harness.store.manifest import write_json
 
 OUTCOME = "outcome.json"
@@ -68,6 +69,7 @@ class SweepCallback(Callback):
         SweepCallback.overwrites = bool(config.overwrite)
         SweepCallback.results = Path(config.results_dir)
         shutil.rmtree(SweepCallback.folder / CLAIMS, ignore_errors=True)
+        print(announcement(config), flush=True)
 
 
 def claim(job_folder: Path, run_id: str) -> Claim:

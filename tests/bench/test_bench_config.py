@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import conf
+from harness.bench.run import announcement
 from harness.errors import UserError
 from tests.bench.scripted_server import composed_plan
 
@@ -119,3 +120,9 @@ def test_engines_do_not_share_a_gpu(monkeypatch):
     as_on_a_gpu(monkeypatch)
     with pytest.raises(UserError, match="side_by_side=true on a GPU"):
         composed_plan("preset=throughput", "side_by_side=true")
+
+
+def test_the_announcement_counts_runs_and_hours(monkeypatch):
+    as_on_a_gpu(monkeypatch)
+    text = announcement(composed_plan("preset=latency"))
+    assert text.startswith("latency on llama3.2-1b: 3 variants x 3 repeats = 9 runs, about ")
