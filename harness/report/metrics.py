@@ -11,6 +11,7 @@ from harness.benchmarks.longbench.aggregates import overall_average
 from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import TaskScore, task_score
 from harness.benchmarks.tasks import TASKS
+from harness.report.by_length import scores_by_length
 from harness.store.manifest import Manifest, Session
 from harness.store.predictions import Prediction
 
@@ -37,6 +38,7 @@ def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[s
         "num_scored": sum(p.score is not None for p in predictions),
         "overall": overall,
         "tasks": [_task_metrics(scores[name], rows) for name, rows in by_task.items()],
+        "by_length": scores_by_length(manifest, predictions),
         "memory": _memory(manifest.sessions, predictions),
         "kept_by_head": kept_by_head(manifest.sessions),
         "speed": _speed(manifest.sessions, predictions),
