@@ -69,7 +69,7 @@ def announcement(plan: Plan) -> str:
     load, model = plan.config.load, plan.config.model
     num_runs = len(plan.variants) * plan.config.repeats
     work = Work(load.num_requests * plan.input_tokens.longest, load.num_requests * plan.output_tokens.longest)
-    at_once = min(load.num_requests, plan.config.engine.max_num_seqs)
+    at_once = min(load.num_requests, plan.config.engine.max_num_seqs or load.num_requests)
     total = num_runs * hours(work, model.weights_gib, at_once)
     estimate = "" if model.dtype == "float32" else f", about {total:.1f} hours on one A100 (see harness.gpu_hours)"
     return (

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from harness.gpu_hours import Work, hours
 
 TOKENS_PER_WORD = 1.4
+USUAL_REQUESTS = 64  # at once, where the engine decides
 # Mean words (code) or characters (Chinese) a row: LongBench, arXiv 2308.14508, table 1.
 MEAN_LENGTHS = {
     "narrativeqa": 18409,
@@ -95,7 +96,9 @@ def _total_hours(config: DictConfig, found: Sequence[dict[str, str]]) -> float |
             plain = compose(config.hydra.job.config_name, [*key]) if key else config
             model, of_run = plain.model, work(plain.benchmark, plain.model.max_model_len)
             known = of_run is not None and model.dtype != "float32"
-            costs[key] = hours(of_run, model.weights_gib, plain.engine.max_num_seqs) if known else None
+            costs[key] = (
+                hours(of_run, model.weights_gib, plain.engine.max_num_seqs or USUAL_REQUESTS) if known else None
+            )
         if costs[key] is None:
             return None
         total += costs[key]
