@@ -61,18 +61,19 @@ def stock_arguments(shape: EngineShape) -> dict[str, Any]:
 def eviction_arguments(shape: EngineShape, settings: EvictionSettings) -> dict[str, Any]:
     """Stock arguments plus the plugin."""
     arguments = stock_arguments(shape) | plugin_arguments(settings, asynchronous=shape.async_scheduling)
-    if not shape.enforce_eager and watches_attention(settings, shape.block_size):
+    if not shape.enforce_eager and changes_attention(settings, shape.block_size):
         arguments["compilation_config"] = {"cudagraph_mode": PIECEWISE}
     return arguments
 
 
-def watches_attention(settings: EvictionSettings, block_size: int) -> bool:
-    """True if the policy needs queries or attention.
+def changes_attention(settings: EvictionSettings, block_size: int) -> bool:
+    """True if the policy needs queries or attention, or keeps unequally many tokens in layers and heads.
 
-    Observers run beside the attention kernel. A full CUDA graph replays the kernel alone, so that they would see
-    nothing and no error would tell; piecewise graphs leave attention out.
+    Observers run beside the attention kernel, and unequal counts change its shapes. A full CUDA graph replays the
+    kernel alone, so that they would see nothing and no error would tell; piecewise graphs leave attention out.
     """
-    return bool(settings.build_policy(block_size).signals & QUERY_SIGNALS)
+    policy = settings.build_policy(block_size)
+    return bool(policy.signals & QUERY_SIGNALS) or policy.allocation == "ragged"
 
 
 def plugin_arguments(settings: EvictionSettings, *, asynchronous: bool) -> dict[str, Any]:

@@ -108,6 +108,22 @@ class Compactor:
         """int64 tensor of plain numbers, copied without waiting for the device."""
         return async_tensor_h2d(rows, device=self._device, dtype=torch.int64)
 
+    def resident_positions(self, request_id: str, block_ids: Sequence[int], num_resident: int) -> list[list[list[int]]]:
+        """Ascending positions of a request's resident tokens by layer and head. Waits for the device.
+
+        Args:
+            request_id: the request.
+            block_ids: its physical blocks.
+            num_resident: tokens that a layer and KV head holds, on average where counts differ.
+        """
+        blocks = list(block_ids[: -(-num_resident // self._policy.block_size)])
+        positions = self.positions_of(self.device_tensor([blocks]), num_resident)
+        return positions[:, 0].sort(dim=-1).values.tolist()
+
+    def num_kept(self, victim: Victim) -> int:
+        """Tokens that the last eviction left of a victim, on average where counts differ; to be asked once."""
+        return victim.eviction.num_keep
+
     def positions_of(self, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Original positions int32 [L, N, H or 1, T] of the first T slots of requests with blocks int64 [N, W]."""
         positions = self.positions.read(self.positions.grid.numbers(block_table), num_tokens)
@@ -172,8 +188,8 @@ class Compactor:
         yield self.positions
         if self._kept is not None:
             yield self._kept.values
-        if self._observers is not None and self._observers.mass is not None:
-            yield self._observers.mass.values
+        if self._observers is not None:
+            yield from (mass.values for mass in self._observers.sums.values())
 
     def _turn_back(self, part: Part, places: torch.Tensor) -> None:
         """Rotate the keys that stay to their place among those that stay; `places` int64 [l or 1, N, Hs, T]."""

@@ -8,9 +8,10 @@ from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from harness.engines.vllm.layout import CpuLayout
+from harness.engines.vllm.ragged.runner import RaggedRunning
 from harness.engines.vllm.refusals import refuse_cpu_kernels
 from harness.engines.vllm.runner import EvictionRunning
-from harness.engines.vllm.worker import EvictionReporting
+from harness.engines.vllm.worker import EvictionReporting, is_ragged
 
 
 class EvictionCPUModelRunner(EvictionRunning, CPUModelRunner):
@@ -23,10 +24,15 @@ class EvictionCPUModelRunner(EvictionRunning, CPUModelRunner):
         super()._bind(layers)
 
 
+class RaggedCPUModelRunner(RaggedRunning, EvictionCPUModelRunner):
+    """CPU runner whose layers and heads keep unequally many tokens."""
+
+
 class EvictionCPUWorker(EvictionReporting, CPUWorker):
     """`worker_cls` on CPU."""
 
     def init_device(self) -> None:
         """As stock, then put our runner in the place of the stock one, which holds no weights yet."""
         super().init_device()
-        self.model_runner = EvictionCPUModelRunner(self.vllm_config, torch.device("cpu"))
+        runner = RaggedCPUModelRunner if is_ragged(self.vllm_config) else EvictionCPUModelRunner
+        self.model_runner = runner(self.vllm_config, torch.device("cpu"))

@@ -6,9 +6,12 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from harness.engines.vllm.layout import InterleavedLayout
+from harness.engines.vllm.observers import PAGED_SIGNALS
 from harness.engines.vllm.prompt_rows import rows_of_state
+from harness.engines.vllm.ragged.refusals import layouts_of_pages
+from harness.engines.vllm.ragged.runner import RaggedRunning
 from harness.engines.vllm.runner import EvictionRunning
-from harness.engines.vllm.worker import EvictionReporting
+from harness.engines.vllm.worker import EvictionReporting, is_ragged
 from policies import Policy, Signal
 
 GIB = 1 << 30
@@ -30,6 +33,8 @@ class EvictionGPUModelRunner(EvictionRunning, GPUModelRunner):
         num_query_heads = self.model_config.get_num_attention_heads(self.parallel_config)
         num_rows = rows_of_state(self.eviction_policy, self.max_num_reqs)
         per_block, fixed = bytes_beside(self.eviction_policy, spec, num_query_heads, num_rows)
+        per_page, pages = self.bytes_of_pages(spec)
+        per_block, fixed = per_block + per_page * spec.num_kv_heads, fixed + pages
         share = spec.page_size_bytes / (spec.page_size_bytes + per_block)
         left = available - fixed * len(specs)
         if left <= 0:
@@ -41,13 +46,23 @@ class EvictionGPUModelRunner(EvictionRunning, GPUModelRunner):
         return int(left * share)
 
 
+class RaggedGPUModelRunner(RaggedRunning, EvictionGPUModelRunner):
+    """CUDA runner whose layers and heads keep unequally many tokens."""
+
+
 class EvictionGPUWorker(EvictionReporting, Worker):
     """`worker_cls` on CUDA."""
 
     model_runner: EvictionGPUModelRunner
 
     def _make_model_runner(self) -> EvictionGPUModelRunner:
-        return EvictionGPUModelRunner(self.vllm_config, self.device)
+        runner = RaggedGPUModelRunner if is_ragged(self.vllm_config) else EvictionGPUModelRunner
+        return runner(self.vllm_config, self.device)
+
+    def get_supported_kv_cache_layouts(self) -> list[str]:
+        """As stock; of these the one in which pages of single KV heads can be told apart, where a policy needs them."""
+        supported = super().get_supported_kv_cache_layouts()
+        return layouts_of_pages(supported) if is_ragged(self.vllm_config) else supported
 
     def determine_available_memory(self) -> int:
         """As stock, less what the plugin keeps beside the cache. A size that the user gave is the cache's alone."""
@@ -72,12 +87,11 @@ def bytes_beside(policy: Policy, spec: FullAttentionSpec, num_query_heads: int, 
     per_slot = POSITION_BYTES * (spec.num_kv_heads if policy.per_head else 1)
     if policy.scores_stay:
         per_slot += SIGNAL_BYTES * (spec.num_kv_heads if policy.per_head else 1)
-    if Signal.ATTENTION_MASS in policy.signals:
-        per_slot += SIGNAL_BYTES * spec.num_kv_heads
+    per_slot += SIGNAL_BYTES * spec.num_kv_heads * len(policy.signals & PAGED_SIGNALS)
     query, fixed = num_query_heads * spec.head_size, 0
     if Signal.WINDOW_QUERIES in policy.signals:
         fixed += num_rows * policy.query_window * query * spec.dtype.itemsize
-    if Signal.ATTENTION_MASS in policy.signals:
+    if Signal.ATTENTION_MASS in policy.signals and policy.allocation == "equal":
         fixed += num_rows * query * spec.dtype.itemsize
     if Signal.QUERY_MOMENTS in policy.signals:
         fixed += num_rows * query * (1 + spec.head_size) * SIGNAL_BYTES

@@ -107,6 +107,15 @@ class EvictingAttentionManager(FullAttentionManager):
         self.block_pool.free_blocks(reversed(freed))
         self.num_evicted[request_id] = self.num_evicted.get(request_id, 0) + num_before - num_keep
 
+    def evict_measured(self, request_id: str, num_before: int, num_keep: int) -> None:
+        """As `evict`, one step later: blocks that the request has been given since stay at the end of its list."""
+        blocks = self.req_to_blocks[request_id]
+        num_left, num_held = cdiv(num_keep, self.block_size), cdiv(num_before, self.block_size)
+        freed = blocks[num_left:num_held]
+        del blocks[num_left:num_held]
+        self.block_pool.free_blocks(reversed(freed))
+        self.num_evicted[request_id] = self.num_evicted.get(request_id, 0) + num_before - num_keep
+
     def expect(self, request_id: str, peak_tokens: int) -> None:
         """Promise a request room for `peak_tokens` resident tokens from now on."""
         self.peak_blocks[request_id] = cdiv(peak_tokens, self.block_size)

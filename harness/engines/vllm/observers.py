@@ -11,17 +11,19 @@ from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.signals.batch import Rows, StepBatch
 from harness.engines.vllm.signals.mass import AttentionMass
 from harness.engines.vllm.signals.moments import QueryMoments
+from harness.engines.vllm.signals.page_sums import PageSums
 from harness.engines.vllm.signals.window import WindowQueries
 from policies import Policy, Signal, Unit
 
-QUERY_SIGNALS = frozenset({Signal.WINDOW_QUERIES, Signal.ATTENTION_MASS, Signal.QUERY_MOMENTS})
+PAGED_SIGNALS = frozenset({Signal.ATTENTION_MASS, Signal.SQUARED_ATTENTION})
+QUERY_SIGNALS = PAGED_SIGNALS | {Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS}
 
 
 class Observers:
     """The observers that one policy needs, behind one door.
 
     Attributes:
-        mass: the attention sums, if the policy asks for them.
+        sums: of attention, one a slot of the pool, as far as the policy asks for them.
         time: spent so far.
     """
 
@@ -48,9 +50,16 @@ class Observers:
         self._rows, self._no_row = Rows(num_rows - 1), num_rows - 1
         self._watching = self._decoding = False
         self.time = HostTime()
-        self.mass = (
-            AttentionMass(layout, num_rows, scale, self._prompts_only) if Signal.ATTENTION_MASS in signals else None
-        )
+        self.sums: dict[Signal, AttentionMass | PageSums] = {}
+        if Signal.SQUARED_ATTENTION in signals:
+            self.sums[Signal.SQUARED_ATTENTION] = PageSums(layout, scale, power=2)
+        if Signal.ATTENTION_MASS in signals:
+            equal = policy.allocation == "equal"
+            self.sums[Signal.ATTENTION_MASS] = (
+                AttentionMass(layout, num_rows, scale, self._prompts_only)
+                if equal
+                else PageSums(layout, scale, power=1)
+            )
         self._window = (
             WindowQueries(grid.num_layers, num_rows, policy.query_window, grid.device)
             if Signal.WINDOW_QUERIES in signals
@@ -80,8 +89,11 @@ class Observers:
             for request_id, prefilling in zip(batch.request_ids, batch.prefilling, strict=True)
         ]
         rows = [row for row, _ in taken]
-        if self.mass is not None:
-            self.mass.begin_step(batch)
+        for signal, sums in self.sums.items():
+            if signal is Signal.SQUARED_ATTENTION:
+                sums.begin_step(batch, batch.observed)
+            else:
+                sums.begin_step(batch)
         if self._window is not None:
             self._window.begin_step(batch, rows)
         if self._moments is not None:
@@ -92,15 +104,15 @@ class Observers:
         if not self._watching:
             return
         with self.time.spent(self._decoding):
-            for observer in (self._window, self.mass, self._moments):
+            for observer in (self._window, self._moments, *self.sums.values()):
                 if observer is not None:
                     observer.observe(layer, query)
 
     def end_step(self) -> None:
         """Finish what was put off until all layers had run; before anything is evicted, freed or written."""
-        if self.mass is not None:
-            with self.time.spent(self._decoding):
-                self.mass.end_step()
+        with self.time.spent(self._decoding):
+            for sums in self.sums.values():
+                sums.end_step()
 
     def forget(self, request_id: str) -> None:
         """The request is finished or preempted."""
@@ -129,7 +141,7 @@ class Observers:
     def view_fields(
         self, layers: slice, rows: torch.Tensor, num_seen: torch.Tensor, num_queries: int
     ) -> dict[str, torch.Tensor]:
-        """What the observers add to a `View`, [l, N, ...], but for the attention mass, which is paged.
+        """What the observers add to a `View`, [l, N, ...], but for sums of attention, which are paged.
 
         Args:
             layers: l of them.

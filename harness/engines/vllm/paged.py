@@ -96,6 +96,10 @@ class PagedValues:
         blocks, offsets = slot_mapping // self.grid.block_size, slot_mapping % self.grid.block_size
         self._pages[:, blocks, :, offsets] = values.to(self._pages.dtype)[:, None, None]
 
+    def put(self, slots: torch.Tensor, values: torch.Tensor) -> None:
+        """Set the slots int64 [L, n, H] of n tokens, counted over all pages, to values [n]."""
+        self._flat.view(-1)[slots] = values.to(self._flat.dtype)[:, None]
+
     def read(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """[..., T] of the first T slots of pages int64 [..., W]."""
         return self._flat[pages].flatten(-2)[..., :num_tokens]

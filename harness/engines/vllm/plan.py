@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from policies import Phase
+from policies import Phase, Policy, Unit
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,30 @@ class StepPlan:
     evictions: dict[str, Eviction] = field(default_factory=dict)
     num_evicted: dict[str, int] = field(default_factory=dict)
     prefilling: frozenset[str] = frozenset()
+
+
+def most_after_eviction(policy: Policy, num_seen: int) -> int:
+    """The most tokens that an eviction leaves of a request that saw at most `num_seen`."""
+    return num_seen if policy.measured else max(policy.budget, policy.plan(Phase.PREFILL_END, num_seen, num_seen))
+
+
+def peak_resident_tokens(policy: Policy, num_prefill: int, num_prompt: int, num_total: int) -> int:
+    """The most tokens of one request and layer that are resident at once.
+
+    Args:
+        policy: decides what stays.
+        num_prefill: tokens still to be attended as a prompt, 0 once that is done.
+        num_prompt: tokens of the prompt (and output so far).
+        num_total: the most tokens that the request can reach.
+    """
+    if not policy.evicts:
+        return num_total
+    prefill = num_prefill
+    if policy.prefill == "chunked":
+        prefill = min(num_prefill, most_after_eviction(policy, num_prefill) + policy.prefill_chunk)
+    after_prefill = num_prompt if policy.measured else policy.plan(Phase.PREFILL_END, num_prompt)
+    growth = num_total - num_prompt
+    if policy.decode_unit is Unit.NONE:
+        return max(prefill, after_prefill + growth)
+    slack = 1 if policy.decode_unit is Unit.TOKEN else policy.block_size
+    return max(prefill, min(after_prefill + growth, most_after_eviction(policy, num_total) + slack))

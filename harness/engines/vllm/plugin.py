@@ -81,18 +81,20 @@ def configure(arguments: "EngineArgs") -> list[str]:
     """
     from vllm.config import CacheConfig, CUDAGraphMode
 
-    from harness.engines.vllm.arguments import AdditionalConfig, plugin_arguments, watches_attention
+    from harness.engines.vllm.arguments import AdditionalConfig, changes_attention, plugin_arguments
 
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     given = arguments.additional_config[CONFIG_KEY]
     settings = parse_settings({"reserve": False, **given} if isinstance(given, dict) else given)
     check_folders(settings)
     block_size = arguments.block_size or CacheConfig.DEFAULT_BLOCK_SIZE
-    watches = watches_attention(settings, block_size)  # builds the policy, which checks its own settings
+    changes_it = changes_attention(settings, block_size)  # builds the policy, which checks its own settings
     _refuse(arguments)
     if settings.counters is None:
         settings = replace(settings, counters=temporary_counter_file())
-    asynchronous = arguments.async_scheduling is not False
+    asynchronous = arguments.async_scheduling
+    if asynchronous is None:
+        asynchronous = not settings.build_policy(block_size).measured
     for name, value in plugin_arguments(settings, asynchronous=asynchronous).items():
         if name == "additional_config":
             value = AdditionalConfig({**arguments.additional_config, **value})
@@ -101,9 +103,9 @@ def configure(arguments: "EngineArgs") -> list[str]:
     if arguments.enable_prefix_caching is None:
         arguments.enable_prefix_caching = False
         changes.append("prefix caching")
-    if arguments.compilation_config.cudagraph_mode is None and watches:
+    if arguments.compilation_config.cudagraph_mode is None and changes_it:
         arguments.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
-        changes.append("full CUDA graphs (attention is watched)")
+        changes.append("full CUDA graphs (attention is watched, or called by head)")
     return changes
 
 

@@ -13,23 +13,29 @@ SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 NAMES = {
     RUNNER: (
         "__init__", "get_kv_cache_spec", "initialize_kv_cache", "_update_states", "_prepare_inputs",
-        "_build_attention_metadata", "_make_buffer", "_kernel_block_sizes", "max_num_reqs", "shared_kv_cache_layers",
-        "kv_cache_config", "compilation_config", "model_config", "parallel_config", "model", "device", "requests",
-        "input_batch", "positions", "seq_lens", "optimistic_seq_lens_cpu", "req_indices", "query_start_loc",
+        "_build_attention_metadata", "_get_slot_mappings", "_dummy_run", "sample_tokens", "attn_groups",
+        "max_num_tokens", "max_model_len", "_make_buffer", "_kernel_block_sizes", "max_num_reqs",
+        "shared_kv_cache_layers", "kv_cache_config", "compilation_config", "model_config", "parallel_config", "model",
+        "device", "requests", "input_batch", "positions", "seq_lens", "optimistic_seq_lens_cpu", "req_indices",
+        "query_start_loc", "vllm_config",
     ),
-    "vllm.v1.worker.gpu_input_batch:InputBatch": ("req_ids", "req_id_to_index", "num_reqs", "block_table"),
-    "vllm.v1.worker.gpu_input_batch:CachedRequestState": ("block_ids", "num_prompt_tokens"),
+    "vllm.v1.worker.gpu_input_batch:InputBatch": (
+        "req_ids", "req_id_to_index", "num_reqs", "block_table", "num_computed_tokens_cpu",
+    ),
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState": ("block_ids", "num_prompt_tokens", "num_tokens"),
     "vllm.v1.worker.block_table:BlockTable": (
         "block_table", "slot_mapping", "num_blocks_per_row", "compute_slot_mapping", "get_device_tensor",
     ),
     "vllm.v1.worker.block_table:MultiGroupBlockTable": ("compute_slot_mapping", "__getitem__"),
     "vllm.v1.utils:CpuGpuBuffer": ("cpu", "gpu", "np", "copy_to_gpu"),
     WORKER: (
-        "__init__", "_make_model_runner", "determine_available_memory", "execute_model", "model_runner", "cache_config",
+        "__init__", "_make_model_runner", "determine_available_memory", "get_supported_kv_cache_layouts",
+        "execute_model", "model_runner", "cache_config",
         "vllm_config",
     ),
     SCHEDULER: (
-        "__init__", "add_request", "schedule", "_reserve_prefill_lookahead", "_free_request", "running", "requests",
+        "__init__", "add_request", "schedule", "update_from_output", "_reserve_prefill_lookahead",
+        "_free_request", "running", "requests",
         "kv_cache_manager", "kv_cache_config", "scheduler_config", "vllm_config", "max_model_len",
     ),
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler": ("_update_after_schedule",),
@@ -56,6 +62,8 @@ NAMES = {
     "vllm.config:VllmConfig": ("use_v2_model_runner", "additional_config", "compute_hash"),
     "vllm.model_executor.layers.rotary_embedding:RotaryEmbedding": ("_compute_inv_freq", "cos_sin_cache"),
     "vllm.v1.attention.backend:AttentionImpl": ("forward",),
+    "vllm.v1.attention.backend:AttentionMetadataBuilder": ("build", "requires_block_table_width"),
+    "vllm.v1.worker.utils:AttentionGroup": ("backend", "layer_names", "get_metadata_builder"),
     "vllm.v1.metrics.loggers:StatLoggerBase": ("record", "log_engine_initialized"),
 }  # fmt: skip
 

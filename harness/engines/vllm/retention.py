@@ -12,7 +12,7 @@ from harness.retention import RetentionRecord, append_retention
 from policies import Phase, Policy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Resident:
     """What a request has in the cache.
 
@@ -58,7 +58,7 @@ class RetentionLog:
 
     def prompt(self, request: Resident) -> None:
         """Write down what is left of a prompt, unless an eviction is due first."""
-        if self._policy.plan(Phase.PREFILL_END, request.num_resident) == request.num_resident:
+        if self._policy.plan(Phase.PREFILL_END, request.num_resident, request.num_seen) == request.num_resident:
             self.prompt_evicted(request)
 
     def prompt_evicted(self, request: Resident) -> None:
@@ -71,19 +71,20 @@ class RetentionLog:
 
         The engine never carries that one out, as it frees all blocks instead; nothing else is in them yet.
         """
-        kept: list[tuple[Resident, int]] = []
-        victims: list[Victim] = []
+        kept: dict[Resident, int] = {}
+        victims: dict[Resident, Victim] = {}
         for one in requests:
             phase = Phase.PREFILL_END if one.request_id in self._prompts else Phase.DECODE
-            num_keep = self._policy.plan(phase, one.num_resident)
+            num_keep = self._policy.plan(phase, one.num_resident, one.num_seen)
             if num_keep < one.num_resident:
                 eviction = Eviction(phase, one.num_resident, num_keep, one.num_seen)
                 blocks = one.block_ids[: math.ceil(one.num_resident / self._policy.block_size)]
-                victims.append(Victim(one.request_id, eviction, tuple(blocks)))
-            kept.append((one, num_keep))
+                victims[one] = Victim(one.request_id, eviction, tuple(blocks))
+            kept[one] = num_keep
         if victims:
-            self._compactor.evict(victims)
-        for one, num_keep in kept:
+            self._compactor.evict(list(victims.values()))
+            kept |= {one: self._compactor.num_kept(victim) for one, victim in victims.items()}
+        for one, num_keep in kept.items():
             if one.request_id in self._prompts:
                 self._prompts.discard(one.request_id)
                 self._write(one, "prefill_end", num_keep)
@@ -93,9 +94,7 @@ class RetentionLog:
         """Append the positions of the request's first `num_resident` slots. Waits for the device."""
         if self._folder is None:
             return
-        blocks = list(request.block_ids[: math.ceil(num_resident / self._policy.block_size)])
-        table = self._compactor.device_tensor([blocks])
-        positions = self._compactor.positions_of(table, num_resident)[:, 0].sort(dim=-1).values
+        positions = self._compactor.resident_positions(request.request_id, request.block_ids, num_resident)
         sample_id = request.request_id.rpartition("-")[0]
-        record = RetentionRecord(sample_id, request.num_prompt_tokens, moment, positions.tolist())
+        record = RetentionRecord(sample_id, request.num_prompt_tokens, moment, positions)
         append_retention(self._folder, [record])

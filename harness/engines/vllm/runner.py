@@ -17,13 +17,14 @@ from harness.engines.vllm.compaction import Compactor, Victim
 from harness.engines.vllm.kv_cache import EvictingAttentionSpec
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.observers import QUERY_SIGNALS, Observers, watch
-from harness.engines.vllm.plan import StepPlan
+from harness.engines.vllm.plan import StepPlan, most_after_eviction
 from harness.engines.vllm.prompt_rows import rows_of_state
 from harness.engines.vllm.refusals import refuse_layers, refuse_rotary
 from harness.engines.vllm.retention import Resident, RetentionLog
 from harness.engines.vllm.rotation import inverse_frequencies, rotary_of
 from harness.engines.vllm.settings import read_settings
-from harness.engines.vllm.signals.batch import StepBatch
+from harness.engines.vllm.signals.batch import StepPages
+from harness.engines.vllm.step_batch import step_batch
 from policies import Phase, Signal
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class EvictionRunning(_Base):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self._settings = settings = read_settings(vllm_config)
-        self.eviction_policy = settings.build_policy(vllm_config.cache_config.block_size)
+        self.eviction_policy = settings.model_policy(vllm_config, vllm_config.cache_config.block_size)
         self._num_evicted = self._make_buffer(self.max_num_reqs, dtype=torch.int32)
         self._num_resident: dict[str, int] = {}
         self._num_seen: dict[str, int] = {}
@@ -59,7 +60,9 @@ class EvictionRunning(_Base):
             ValueError: a layer is not plain full attention.
         """
         policy = self.eviction_policy
-        bound = policy.budget + policy.prefill_chunk if policy.evicts and policy.prefill == "chunked" else None
+        bound = None
+        if policy.evicts and policy.prefill == "chunked":
+            bound = most_after_eviction(policy, self.max_model_len) + policy.prefill_chunk
         stock = super().get_kv_cache_spec()
         refuse_layers(stock)
         if self.shared_kv_cache_layers:
@@ -80,7 +83,8 @@ class EvictionRunning(_Base):
         super().initialize_kv_cache(kv_cache_config, is_profiling, kv_cache_allocation_context)
         (group,) = self.kv_cache_config.kv_cache_groups
         block_size = group.kv_cache_spec.block_size
-        self.eviction_policy = self._settings.build_policy(block_size)  # vLLM may have changed it for the backend
+        # vLLM may have changed the block size for the backend
+        self.eviction_policy = self._settings.model_policy(self.vllm_config, block_size)
         if is_profiling or not self.eviction_policy.evicts:
             return
         if self._kernel_block_sizes != [block_size]:
@@ -96,11 +100,11 @@ class EvictionRunning(_Base):
         if any(getattr(layer.impl, "alibi_slopes", None) is not None for layer in layers):
             raise ValueError("KV eviction reorders slots, and ALiBi takes positions from them. Use another model.")
         layout = self.layout_class([layer.kv_cache for layer in layers])
+        self._prepare_layers(layers, layout)
         if self.eviction_policy.signals & QUERY_SIGNALS:
             self._watch(layers, layout)
-        self.compactor = Compactor(
-            self.eviction_policy,
-            layout,
+        self.compactor = self._make_compactor(
+            layout=layout,
             observers=self._observers,
             inv_freq=inverse_frequencies(self._rotary(layers)) if self.eviction_policy.cache_positions else None,
             average_over_ranks=_average_over_tensor_parallel_ranks,
@@ -108,6 +112,16 @@ class EvictionRunning(_Base):
         if self._settings.retention is not None:
             folder = self._settings.retention if get_tp_group().rank_in_group == 0 else None
             self._retention = RetentionLog(folder, self.compactor, self.eviction_policy)
+
+    def _prepare_layers(self, layers: Sequence[torch.nn.Module], layout: CacheLayout) -> None:
+        """Change how layers call attention, before anything watches it; nothing where all heads keep equally many."""
+
+    def bytes_of_pages(self, spec: EvictingAttentionSpec) -> tuple[int, int]:
+        """What is kept of pages for one layer: bytes a page, and bytes whatever their number."""
+        return 0, 0
+
+    def _make_compactor(self, **parts: Any) -> Compactor:
+        return Compactor(self.eviction_policy, **parts)
 
     def _rotary(self, layers: Sequence[torch.nn.Module]) -> torch.nn.Module:
         rotary = rotary_of(self.model)
@@ -172,8 +186,9 @@ class EvictionRunning(_Base):
         self.compactor.evict(victims)
         table = self.input_batch.block_table[0]
         for victim in victims:
-            num_blocks = math.ceil(victim.eviction.num_keep / block_size)
-            self._num_resident[victim.request_id] = victim.eviction.num_keep
+            num_keep = self._num_kept(plan, victim)
+            num_blocks = math.ceil(num_keep / block_size)
+            self._num_resident[victim.request_id] = num_keep
             del self.requests[victim.request_id].block_ids[0][num_blocks:]
             row = self.input_batch.req_id_to_index.get(victim.request_id)
             if row is not None:
@@ -185,6 +200,10 @@ class EvictionRunning(_Base):
                 self._observers.prompt_evicted(victim.request_id)
             if self._retention is not None:
                 self._retention.prompt_evicted(self._resident(victim.request_id))
+
+    def _num_kept(self, plan: StepPlan, victim: Victim) -> int:
+        """Tokens of a victim that stayed."""
+        return self.compactor.num_kept(victim)
 
     def record_resident(self, request_ids: Iterable[str] | None = None) -> None:
         """Write down what is resident of finished requests; of all that are left when the engine is idle."""
@@ -219,15 +238,28 @@ class EvictionRunning(_Base):
             self._note_prompts(plan, self.optimistic_seq_lens_cpu[:num_reqs].tolist())
         positions = self.positions[:total]
         places = self._lower_lengths(plan, num_reqs, positions) if plan.num_evicted else positions
-        slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu[:total]
-        self.compactor.positions.write(slot_mapping, positions)
+        self._write_positions(plan, positions, places)
         if self.eviction_policy.cache_positions:
             positions.copy_(places)
         lengths = self.optimistic_seq_lens_cpu[:num_reqs].tolist()
         self._num_resident.update(zip(self.input_batch.req_ids, lengths, strict=True))
         if self._observers is not None:
-            self._observers.begin_step(self._step_batch(plan, lengths, slot_mapping))
+            self._observers.begin_step(step_batch(self, plan, lengths, self._step_pages()))
         return prepared
+
+    def _slot_mapping(self, num_tokens: int) -> torch.Tensor:
+        """int64 [tokens], stock slots of this step's tokens."""
+        return self.input_batch.block_table[0].slot_mapping.gpu[:num_tokens]
+
+    def _write_positions(self, plan: StepPlan, positions: torch.Tensor, places: torch.Tensor) -> None:
+        """Write the positions of this step's tokens beside them.
+
+        Args:
+            plan: of this step.
+            positions: int64 [tokens].
+            places: int64 [tokens], their slots in their requests.
+        """
+        self.compactor.positions.write(self._slot_mapping(len(positions)), positions)
 
     def _note_prompts(self, plan: StepPlan, num_seen: list[int]) -> None:
         """Remember how far every request of this step gets, and which prompts end in it."""
@@ -236,19 +268,9 @@ class EvictionRunning(_Base):
             if request_id in plan.prefilling and seen >= self.requests[request_id].num_prompt_tokens:
                 self._retention.read_prompt(request_id)
 
-    def _step_batch(self, plan: StepPlan, num_resident: list[int], slot_mapping: torch.Tensor) -> StepBatch:
-        """This step's requests as the observers see them."""
-        request_ids, num_reqs = self.input_batch.req_ids, len(num_resident)
-        num_blocks = math.ceil(max(num_resident) / self.eviction_policy.block_size)
-        return StepBatch(
-            request_ids=request_ids,
-            starts=self.query_start_loc.np[: num_reqs + 1].tolist(),
-            num_seen=[n + plan.num_evicted.get(name, 0) for name, n in zip(request_ids, num_resident, strict=True)],
-            num_resident=num_resident,
-            prefilling=[name in plan.prefilling for name in request_ids],
-            block_table=self.input_batch.block_table[0].get_device_tensor(num_reqs)[:, :num_blocks].long(),
-            slot_mapping=slot_mapping,
-        )
+    def _step_pages(self) -> StepPages | None:
+        """Where this step's pages are looked up; None where they follow from blocks."""
+        return None
 
     def _lower_lengths(self, plan: StepPlan, num_reqs: int, positions: torch.Tensor) -> torch.Tensor:
         """Make lengths and slots resident; returns the places int64 [tokens] of the new tokens in their requests."""

@@ -6,24 +6,27 @@ compact before they write.
 """
 
 import functools
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from harness.engines.contract import EvictionRecord
 from harness.engines.vllm.counters import CounterFile
 from harness.engines.vllm.kv_cache import EvictingAttentionManager
-from harness.engines.vllm.plan import Eviction, StepPlan
+from harness.engines.vllm.plan import Eviction, StepPlan, most_after_eviction, peak_resident_tokens
 from harness.engines.vllm.prompt_rows import prompt_rows
 from harness.engines.vllm.refusals import refuse_chunks
 from harness.engines.vllm.settings import CONFIG_KEY, read_settings
 from harness.engines.vllm.trace import PoolShape, StepUsage, TraceWriter
-from policies import Phase, Policy, Unit
+from policies import Phase, Policy
 
 
 @dataclass(slots=True)
@@ -61,11 +64,16 @@ class EvictionScheduling:
         if len(managers) != 1 or not isinstance(managers[0], EvictingAttentionManager):
             raise ValueError("KV eviction needs a model whose layers all use full attention with one KV geometry")
         self._manager: EvictingAttentionManager = managers[0]
-        self._policy = settings.build_policy(self._manager.block_size)
+        self._policy = settings.model_policy(self.vllm_config, self._manager.block_size)
+        if self._policy.measured and isinstance(self, AsyncScheduler):
+            raise ValueError(
+                f"policy={self._policy.name} lets the data decide how many tokens stay, and the scheduler learns it "
+                "after the step. Set async_scheduling=False."
+            )
         refuse_chunks(self._policy, self.scheduler_config, self.vllm_config.model_config.is_multimodal_model)
         self._reserve = settings.reserve
         self._states: dict[str, _RequestState] = {}
-        self._plan = functools.cache(self._policy.plan)  # pure, and asked for every request in every step
+        self._plan = _plan_of_lengths(self._policy)
         self._prompt_waits = False
         self._rows = prompt_rows(self._policy, self.scheduler_config.max_num_seqs)
         self._watched: set[str] = set()
@@ -97,7 +105,8 @@ class EvictionScheduling:
             evictions.pop(request_id, None)
             if request_id in self._states:  # one that was reset (pause, sleep) may have been aborted since
                 self._forget_progress(request_id)
-        self._count(evictions)
+        if not self._policy.measured:
+            self._count(evictions)
         output.kv_eviction, num_prefilling = self._plan_of(evictions, output.num_scheduled_tokens)
         self._trace_pool(len(output.num_scheduled_tokens), num_prefilling)
         return output
@@ -131,15 +140,27 @@ class EvictionScheduling:
                 continue
             seen = request.num_computed_tokens
             before = seen - num_evicted.get(request_id, 0)
-            keep = plan(phase, before)
+            keep = plan(phase, before, seen)
             if keep < before:
-                self._manager.evict(request_id, before, keep)
+                if not self._policy.measured:
+                    self._manager.evict(request_id, before, keep)
                 evictions[request_id] = Eviction(phase, before, keep, seen)
                 if phase is Phase.PREFILL_END:
                     self._watched.discard(request_id)
             if phase is Phase.PREFILL_END:
                 self._promise(request)
         return evictions
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """As stock; where the data decide how many tokens stay, free what the workers found that can leave."""
+        for request_id, kept in getattr(model_runner_output, "kv_kept", {}).items():
+            eviction = replace(scheduler_output.kv_eviction.evictions[request_id], num_keep=kept)
+            if kept < eviction.num_before and request_id in self.requests:
+                self._manager.evict_measured(request_id, eviction.num_before, kept)
+                self._count({request_id: eviction})
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _prompt_phase(self, request: Request) -> Phase | None:
         """The decision that is due before the next tokens of a request that has not decoded yet are scheduled."""
@@ -160,7 +181,7 @@ class EvictionScheduling:
 
         A row is free again after the eviction, or when the request is finished or preempted.
         """
-        if self._plan(Phase.PREFILL_END, request.num_tokens) == request.num_tokens:
+        if self._plan(Phase.PREFILL_END, request.num_tokens, request.num_tokens) == request.num_tokens:
             return True
         if len(self._watched) >= self._rows and request.request_id not in self._watched:
             return False
@@ -185,9 +206,10 @@ class EvictionScheduling:
             prompt = 0 if prefilled else request.num_tokens
             self._manager.expect(request.request_id, peak_resident_tokens(policy, prompt, request.num_tokens, total))
         elif policy.evicts and policy.prefill == "chunked":
-            peak = min(request.num_tokens, policy.budget + policy.prefill_chunk)
+            most = most_after_eviction(policy, request.num_tokens)
+            peak = min(request.num_tokens, most + policy.prefill_chunk)
             if prefilled:
-                peak = min(request.num_tokens, policy.budget) + policy.block_size
+                peak = min(request.num_tokens, most) + policy.block_size
             self._manager.expect(request.request_id, peak)
 
     def _forget_progress(self, request_id: str) -> None:
@@ -256,26 +278,12 @@ class EvictionScheduling:
         return {**(params or {}), CONFIG_KEY: asdict(record)}, ec_params
 
 
-def peak_resident_tokens(policy: Policy, num_prefill: int, num_prompt: int, num_total: int) -> int:
-    """The most tokens of one request and layer that are resident at once.
-
-    Args:
-        policy: decides what stays.
-        num_prefill: tokens still to be attended as a prompt, 0 once that is done.
-        num_prompt: tokens of the prompt (and output so far).
-        num_total: the most tokens that the request can reach.
-    """
-    if not policy.evicts:
-        return num_total
-    prefill = num_prefill
-    if policy.prefill == "chunked":
-        prefill = min(num_prefill, policy.budget + policy.prefill_chunk)
-    after_prefill = policy.plan(Phase.PREFILL_END, num_prompt)
-    growth = num_total - num_prompt
-    if policy.decode_unit is Unit.NONE:
-        return max(prefill, after_prefill + growth)
-    slack = 1 if policy.decode_unit is Unit.TOKEN else policy.block_size
-    return max(prefill, min(after_prefill + growth, policy.budget + slack))
+def _plan_of_lengths(policy: Policy) -> Callable[[Phase, int, int], int]:
+    """`Policy.plan`, asked for every request in every step; remembered where it follows from resident tokens alone."""
+    if policy.allocation == "ragged":
+        return policy.plan
+    known = functools.cache(policy.plan)
+    return lambda phase, num_resident, num_seen: known(phase, num_resident)
 
 
 class EvictionScheduler(EvictionScheduling, Scheduler):

@@ -58,9 +58,9 @@ class Scorer:
         signals = self._states(part, layers, positions.shape[-1])
         if self._observers is not None:
             signals |= self._observers.view_fields(absolute, group.rows, group.num_seen, group.alike.num_queries)
-            if self._observers.mass is not None:
-                mass = self._observers.mass.values
-                signals["attention_mass"] = mass.read(part.pages(mass.grid)[layers], group.alike.num_before)
+            for signal, mass in self._observers.sums.items():
+                pages = part.pages(mass.values.grid)[layers]
+                signals[signal.value] = mass.values.read(pages, group.alike.num_before)
         layer = absolute.start
         if policy.layers_together:
             layer = self._layer_of_rows(absolute, len(group.num_seen))

@@ -58,13 +58,25 @@ class EvictionSettings:
         Raises:
             ValueError: see `policies.build_policy`.
         """
-        policy = build_policy(self.policy, budget=self.budget, block_size=block_size, options=self.options)
-        if policy.allocation == "ragged":
+        return build_policy(self.policy, budget=self.budget, block_size=block_size, options=self.options)
+
+    def model_policy(self, vllm_config: "VllmConfig", block_size: int) -> Policy:
+        """The policy for the engine's model, as one tensor-parallel rank sees it.
+
+        Raises:
+            ValueError: it does not fit the model, or needs to see all its KV heads.
+        """
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        num_layers, policy = model.get_num_layers(parallel), self.build_policy(block_size)
+        whole = policy.for_model(num_layers, model.get_total_num_kv_heads())
+        if parallel.tensor_parallel_size == 1:
+            return whole
+        if policy.measured or any(len(set(flags)) > 1 for flags in getattr(whole, "whole_rows", None) or ()):
             raise ValueError(
-                f"policy={self.policy} keeps unequally many tokens in layers and heads, which engine=vllm cannot hold "
-                "yet. Use engine=hf."
+                f"policy={policy.name} decides over all KV heads together, and tensor_parallel_size="
+                f"{parallel.tensor_parallel_size} divides them. Use tensor_parallel_size=1."
             )
-        return policy
+        return policy.for_model(num_layers, model.get_num_kv_heads(parallel))
 
 
 def read_settings(vllm_config: "VllmConfig") -> EvictionSettings:

@@ -10,6 +10,7 @@ from harness.engines.vllm.score_check import ScoreWatch
 from harness.engines.vllm.settings import read_settings
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
 
     from harness.engines.vllm.runner import EvictionRunning
@@ -59,3 +60,9 @@ class EvictionReporting:
     def _bad_scores(self) -> str:
         name = self.model_runner.eviction_policy.name
         return f"policy {name} gave scores that are not finite; its choices are arbitrary"
+
+
+def is_ragged(vllm_config: "VllmConfig") -> bool:
+    """Whether the engine's policy keeps unequally many tokens in layers and heads."""
+    policy = read_settings(vllm_config).build_policy(vllm_config.cache_config.block_size)
+    return policy.allocation == "ragged"

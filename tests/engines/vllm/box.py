@@ -105,8 +105,9 @@ class BoxedRunner:
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """As stock; slots that nobody wrote hold NaN, and get it back when an eviction cuts them."""
         if _box.graphs:
-            watching = self.eviction_policy.signals & QUERY_SIGNALS
-            mode = CUDAGraphMode.PIECEWISE if watching else CUDAGraphMode.FULL_AND_PIECEWISE
+            policy = self.eviction_policy
+            eager = policy.signals & QUERY_SIGNALS or policy.allocation == "ragged"
+            mode = CUDAGraphMode.PIECEWISE if eager else CUDAGraphMode.FULL_AND_PIECEWISE
             self.compilation_config.cudagraph_mode = mode
             self.compilation_config.cudagraph_capture_sizes = list(GRAPH_SIZES)
             self.compilation_config.max_cudagraph_capture_size = max(GRAPH_SIZES)
@@ -117,15 +118,16 @@ class BoxedRunner:
             self._poison_what_is_cut()
 
     def _poison_what_is_cut(self) -> None:
-        evict, block_size = self.compactor.evict, self.eviction_policy.block_size
+        evict, policy = self.compactor.evict, self.eviction_policy
 
         def evict_and_poison(victims: Any) -> None:
             evict(victims)
             for victim in victims:
-                full, rest = divmod(victim.eviction.num_keep, block_size)
+                num_keep = getattr(self.compactor, "measured", {}).get(victim.request_id, victim.eviction.num_keep)
+                full, rest = divmod(num_keep, policy.block_size)
                 for cache in self.kv_caches:
                     cache[list(victim.block_ids[full + bool(rest) :])] = float("nan")
-                    if rest:
+                    if rest and policy.allocation == "equal":  # else the newest pages lie anywhere
                         cache[victim.block_ids[full], :, rest:] = float("nan")
 
         self.compactor.evict = evict_and_poison

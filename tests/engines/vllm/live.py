@@ -1,10 +1,12 @@
 """Helpers that run a real vLLM engine in this process and look inside it."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from vllm import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -70,17 +72,33 @@ def record_decisions(engine: VllmEngine) -> dict[str, list[LiveDecision]]:
     def evict_and_look(victims):
         evict(victims)
         for victim in victims:
-            table = compactor.device_tensor([list(victim.block_ids)])
-            positions = compactor.positions_of(table, victim.eviction.num_keep)[:, 0].sort(dim=-1).values
+            eviction = victim.eviction
+            num_keep = getattr(compactor, "measured", {}).get(victim.request_id, eviction.num_keep)
+            if num_keep == eviction.num_before:
+                continue
+            kept = compactor.resident_positions(victim.request_id, victim.block_ids, num_keep)
             name = victim.request_id.rpartition("-")[0]
-            decisions.setdefault(name, []).append(
-                LiveDecision(
-                    victim.eviction.phase, victim.eviction.num_before, victim.eviction.num_keep, positions.tolist()
-                )
-            )
+            decision = LiveDecision(eviction.phase, eviction.num_before, num_keep, kept)
+            decisions.setdefault(name, []).append(decision)
 
     compactor.evict = evict_and_look
     return decisions
+
+
+def record_logits(engine: VllmEngine) -> dict[str, list[torch.Tensor]]:
+    """From now on collect the logits [V] of every step of every request, by its id in the caller's eyes."""
+    logits: dict[str, list[torch.Tensor]] = defaultdict(list)
+    runner = runner_of(engine.llm_engine)
+    compute_logits = runner.model.compute_logits
+
+    def compute_and_look(*args, **kwargs):
+        rows = compute_logits(*args, **kwargs)
+        for request_id, row in zip(runner.input_batch.req_ids, rows, strict=True):
+            logits[request_id.rpartition("-")[0]].append(row.float().clone())
+        return rows
+
+    runner.model.compute_logits = compute_and_look
+    return logits
 
 
 def run_live(shape: EngineShape, settings: EvictionSettings, requests: list[GenerationRequest]) -> LiveRun:

@@ -21,7 +21,7 @@ from harness.engines.vllm.runner import EvictionRunning
 from harness.engines.vllm.settings import CONFIG_KEY, EvictionSettings
 from harness.engines.vllm.signals.batch import StepBatch
 from policies import build_policy
-from tests.gpu.caches import BLOCK, CPU, HEAD_SIZE, NUM_LAYERS, allocate, spec_of
+from tests.gpu.caches import BLOCK, CPU, HEAD_SIZE, NUM_HEADS, NUM_LAYERS, allocate, spec_of
 
 WATCHING = [
     ("h2o", {}),
@@ -72,6 +72,10 @@ def make_runner(monkeypatch):
         runner.compactor = runner._observers = runner._retention = None
         runner.compilation_config = SimpleNamespace(
             cudagraph_mode=mode, static_forward_context=dict(zip(names, runner.layers, strict=True))
+        )
+        geometry = SimpleNamespace(get_num_layers=lambda parallel: NUM_LAYERS, get_total_num_kv_heads=lambda: NUM_HEADS)
+        runner.vllm_config = SimpleNamespace(
+            model_config=geometry, parallel_config=SimpleNamespace(tensor_parallel_size=1)
         )
         runner.device, runner.max_num_reqs, runner.model = CPU, NUM_ROWS, torch.nn.ModuleDict({"rotary": Rotary()})
         runner.names = names
@@ -193,7 +197,8 @@ def test_memory_beside_the_cache_is_what_is_allocated(policy, options):
         observers.observe(layer, torch.randn(20, NUM_QUERY_HEADS, HEAD_SIZE))
     held = [compactor.positions._pages]
     held += [compactor._kept.values._pages] if compactor._kept else []
-    held += [observers.mass.values._pages, observers.mass._queries] if observers.mass else []
+    for sums in observers.sums.values():
+        held += [sums.values._pages, sums._queries]
     held += [observers._window._ring] if observers._window else []
     held += [observers._moments._sum, observers._moments._outer] if observers._moments else []
     per_block, fixed = bytes_beside(policy, spec, NUM_QUERY_HEADS, NUM_ROWS)

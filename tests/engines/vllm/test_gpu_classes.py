@@ -14,20 +14,41 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from harness.engines.vllm.cpu import CPUModelRunner, CPUWorker, EvictionCPUModelRunner, EvictionCPUWorker
-from harness.engines.vllm.cuda import EvictionGPUModelRunner, EvictionGPUWorker, GPUModelRunner, Worker
+from harness.engines.vllm.cpu import (
+    CPUModelRunner,
+    CPUWorker,
+    EvictionCPUModelRunner,
+    EvictionCPUWorker,
+    RaggedCPUModelRunner,
+)
+from harness.engines.vllm.cuda import (
+    EvictionGPUModelRunner,
+    EvictionGPUWorker,
+    GPUModelRunner,
+    RaggedGPUModelRunner,
+    Worker,
+)
 from harness.engines.vllm.kv_cache import EvictingAttentionManager, EvictingAttentionSpec
 from harness.engines.vllm.layout import CpuLayout, InterleavedLayout
 from harness.engines.vllm.private_names import NAMES, RUNNER, SCHEDULER, WORKER, missing_names
+from harness.engines.vllm.ragged.runner import RaggedRunning
 from harness.engines.vllm.refusals import refuse_version
 from harness.engines.vllm.runner import EvictionRunning
 from harness.engines.vllm.scheduler import AsyncEvictionScheduler, EvictionScheduler, EvictionScheduling
 from harness.engines.vllm.worker import EvictionReporting
 
 RUNNERS = [(EvictionCPUModelRunner, CPUModelRunner), (EvictionGPUModelRunner, GPUModelRunner)]
+RAGGED = [(RaggedCPUModelRunner, CPUModelRunner), (RaggedGPUModelRunner, GPUModelRunner)]
 SCHEDULERS = [(EvictionScheduler, Scheduler), (AsyncEvictionScheduler, AsyncScheduler)]
 RUNNER_HOOKS = ("__init__", "get_kv_cache_spec", "initialize_kv_cache", "_update_states", "_prepare_inputs")
-SCHEDULER_HOOKS = ("__init__", "add_request", "schedule", "_reserve_prefill_lookahead", "_free_request")
+SCHEDULER_HOOKS = (
+    "__init__",
+    "add_request",
+    "schedule",
+    "update_from_output",
+    "_reserve_prefill_lookahead",
+    "_free_request",
+)
 MANAGER_HOOKS = ("__init__", "get_num_blocks_to_allocate", "allocate_new_blocks", "pop_blocks_for_free")
 HOOKS = [
     *((ours, stock, name) for ours, stock in RUNNERS for name in RUNNER_HOOKS),
@@ -39,11 +60,12 @@ HOOKS = [
     (EvictionGPUWorker, Worker, "execute_model"),
     (EvictionGPUWorker, Worker, "_make_model_runner"),
     (EvictionGPUWorker, Worker, "determine_available_memory"),
+    (EvictionGPUWorker, Worker, "get_supported_kv_cache_layouts"),
 ]
 OWN = {
-    EvictionRunning: {"record_resident"},
+    EvictionRunning: {"record_resident", "bytes_of_pages"},
     EvictionScheduling: set(),
-    EvictingAttentionManager: {"evict", "expect", "forget"},
+    EvictingAttentionManager: {"evict", "evict_measured", "expect", "forget"},
     EvictingAttentionSpec: {"from_full"},
     EvictionGPUWorker: set(),
 }
@@ -77,6 +99,20 @@ def test_a_runner_evicts_before_it_does_what_its_stock_class_does(ours, stock):
     assert ours.__mro__[1:3] == (EvictionRunning, stock)
     assert ours.__mro__.index(EvictionRunning) < ours.__mro__.index(GPUModelRunner)
     assert ours.layout_class is (CpuLayout if stock is CPUModelRunner else InterleavedLayout)
+
+
+@pytest.mark.parametrize(("ours", "stock"), RAGGED, ids=["cpu", "cuda"])
+def test_a_ragged_runner_is_the_equal_one_with_other_attention(ours, stock):
+    assert ours.__mro__.index(RaggedRunning) < ours.__mro__.index(EvictionRunning) < ours.__mro__.index(stock)
+    used = {
+        "_build_attention_metadata": {"max_query_len", "slot_mappings"},
+        "_get_slot_mappings": {"num_tokens_padded"},
+        "_dummy_run": {"num_tokens"},
+        "sample_tokens": {"grammar_output"},
+    }
+    for name, arguments in used.items():
+        assert name in vars(RaggedRunning)
+        assert arguments <= inspect.signature(getattr(stock, name)).parameters.keys()
 
 
 @pytest.mark.parametrize(("ours", "stock"), SCHEDULERS, ids=["synchronous", "asynchronous"])

@@ -50,9 +50,8 @@ def test_how_vllm_chunks_the_prefill_does_not_matter(shape, requests, chunk):
     assert chunked.texts() == whole.texts()
 
 
-def test_asynchronous_scheduling_gives_the_same_text(shape, requests):
-    settings = EvictionSettings("paged_eviction", budget=64)
-    expected = run_live(shape, settings, requests)
+def run_asynchronously(shape, settings, requests):
+    """Texts, and how many tokens were evicted, of an engine whose steps overlap."""
     arguments = stock_arguments(shape) | plugin_arguments(settings, asynchronous=False)
     engine = make_asynchronous(
         arguments | {"scheduler_cls": "harness.engines.vllm.scheduler.AsyncEvictionScheduler", "async_scheduling": None}
@@ -74,6 +73,13 @@ def test_asynchronous_scheduling_gives_the_same_text(shape, requests):
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
     finally:
         engine.engine_core.shutdown()
+    return texts, evicted
+
+
+def test_asynchronous_scheduling_gives_the_same_text(shape, requests):
+    settings = EvictionSettings("paged_eviction", budget=64)
+    expected = run_live(shape, settings, requests)
+    texts, evicted = run_asynchronously(shape, settings, requests)
     assert texts == expected.texts()
     assert evicted >= expected.stats.num_evicted_tokens
 

@@ -5,6 +5,7 @@ Letters: N requests.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -21,6 +22,9 @@ class StepBatch:
         prefilling: whether this step attends prompt tokens of the request.
         block_table: int64 [N, blocks], as wide as the longest request needs.
         slot_mapping: int64 [tokens], physical slots of the new tokens.
+        observed: how many of each one's new tokens, the last, observe what `Policy.query_window` bounds: those that
+            close a prompt, and all after it.
+        pages: where the step finds pages that do not follow from blocks; None where they do.
     """
 
     request_ids: Sequence[str]
@@ -30,6 +34,23 @@ class StepBatch:
     prefilling: Sequence[bool]
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    observed: Sequence[int] = ()
+    pages: "StepPages | None" = None
+
+
+class StepPages(Protocol):
+    """Pages and lengths of each layer and head in the step under way, for requests by their place in the batch."""
+
+    slots: torch.Tensor
+    """int64 [L, tokens, H], slots of the new tokens, counted over all pages."""
+
+    def width(self, request_ids: Sequence[str]) -> int:
+        """Pages that the longest head of these requests can have."""
+        ...
+
+    def read(self, layer: int, places: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Page numbers int64 [N, H, width] and lengths int64 [N, H] of requests at `places` int64 [N]."""
+        ...
 
 
 class Rows:

@@ -1,0 +1,133 @@
+"""Runner side of policies whose layers and heads keep unequally many tokens."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+from vllm.v1.core.sched.output import GrammarOutput
+
+from harness.engines.vllm.compaction import Compactor
+from harness.engines.vllm.groups import Victim
+from harness.engines.vllm.kv_cache import EvictingAttentionSpec
+from harness.engines.vllm.layout import CacheLayout
+from harness.engines.vllm.plan import StepPlan
+from harness.engines.vllm.ragged.attention import by_head
+from harness.engines.vllm.ragged.compaction import RaggedCompactor
+from harness.engines.vllm.ragged.refusals import refuse_ragged
+from harness.engines.vllm.ragged.steps import HeadSteps
+from harness.engines.vllm.ragged.table import PageTable
+from harness.engines.vllm.runner import EvictionRunning
+
+
+class RaggedRunning(EvictionRunning):
+    """Gives attention a table, a length and slots for each layer and KV head.
+
+    Scheduler, plan and block lists stay those of the equal case: they count blocks, and a request's blocks are a bag of
+    pages that the worker gives to any layer and head.
+    """
+
+    _steps: HeadSteps | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._measured: dict[str, int] = {}
+
+    def _prepare_layers(self, layers: Sequence[torch.nn.Module], layout: CacheLayout) -> None:
+        """Call the attention of every layer by head. What watches attention goes around that, and sees whole tokens."""
+        (groups,) = self.attn_groups
+        policy = self.eviction_policy
+        refuse_ragged(policy, layers, groups, layout, self.compilation_config.cudagraph_mode)
+        table = PageTable(layout.grid, self.max_num_reqs, self._width(policy.block_size))
+        self._steps = HeadSteps(table, self.max_num_tokens, policy.block_size, self._make_buffer)
+        for layer in layers:
+            layer.impl = by_head(layer.impl, layout.pages[:, None], self._steps)
+        self._head_builder = self._build_builder()
+
+    def _width(self, block_size: int) -> int:
+        """Pages of the longest head: no head holds more tokens than a request has."""
+        return -(-self.max_model_len // block_size)
+
+    def bytes_of_pages(self, spec: EvictingAttentionSpec) -> tuple[int, int]:
+        """See `EvictionRunning.bytes_of_pages`."""
+        width = self._width(spec.block_size)
+        fixed = HeadSteps.bytes_a_layer(self.max_num_reqs, spec.num_kv_heads, width, self.max_num_tokens)
+        return torch.bool.itemsize, fixed
+
+    def _build_builder(self) -> AttentionMetadataBuilder:
+        """The backend's own, for a model with one KV head."""
+        group = self.attn_groups[0][0]
+        stock = group.get_metadata_builder()
+        spec = replace(stock.kv_cache_spec, num_kv_heads=1)
+        return type(stock)(spec, group.layer_names, self.vllm_config, self.device)
+
+    def _make_compactor(self, **parts: Any) -> Compactor:
+        return RaggedCompactor(self.eviction_policy, table=self._steps.table, **parts)
+
+    def _num_kept(self, plan: StepPlan, victim: Victim) -> int:
+        """As planned; where the data decide, what they decided, which the scheduler learns with this step's output."""
+        kept = super()._num_kept(plan, victim)
+        if not self.eviction_policy.measured:
+            return kept
+        name, before = victim.request_id, victim.eviction.num_before
+        self._measured[name] = kept
+        if kept < before:
+            plan.num_evicted[name] = plan.num_evicted.get(name, 0) + before - kept
+        return kept
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
+        """As stock; what evictions left of requests where the data decide travels with the output."""
+        output = super().sample_tokens(grammar_output)
+        if self._measured:
+            output.kv_kept, self._measured = self._measured, {}
+        return output
+
+    def _write_positions(self, plan: StepPlan, positions: torch.Tensor, places: torch.Tensor) -> None:
+        """Find the pages of this step's tokens and write their positions there.
+
+        While no request of the batch was evicted from, pages follow from blocks and the step is a stock one.
+        """
+        self._steps.active = False
+        if not plan.num_evicted:
+            super()._write_positions(plan, positions, places)
+            return
+        request_ids, num_reqs = self.input_batch.req_ids, self.input_batch.num_reqs
+        self._steps.begin(
+            request_ids,
+            [self.requests[request_id].block_ids[0] for request_id in request_ids],
+            self.query_start_loc.np[: num_reqs + 1],
+            self.seq_lens[:num_reqs],
+            self.req_indices.gpu[: len(places)],
+            places,
+        )
+        self.compactor.positions.put(self._steps.slots, positions)
+
+    def _step_pages(self) -> HeadSteps | None:
+        return self._steps if self._steps.active else None
+
+    def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock, or one for each layer."""
+        if self._steps is None or not self._steps.active:
+            return super()._build_attention_metadata(*args, **kwargs)
+        metadata = self._steps.metadata(self._head_builder, self.input_batch.req_ids, kwargs["max_query_len"])
+        return dict(zip(self._layer_names(), metadata, strict=True)), None
+
+    def _get_slot_mappings(self, num_tokens_padded: int, *args: Any, **kwargs: Any) -> Any:
+        """As stock; and by layer where pages are."""
+        by_group, by_layer = super()._get_slot_mappings(num_tokens_padded, *args, **kwargs)
+        if self._steps is not None and self._steps.active:
+            by_layer = {
+                name: self._steps.slot_mapping(layer, num_tokens_padded)
+                for layer, name in enumerate(self._layer_names())
+            }
+        return by_group, by_layer
+
+    def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
+        """As stock: no request is in the batch."""
+        if self._steps is not None:
+            self._steps.active = False
+        return super()._dummy_run(*args, **kwargs)
+
+    def _layer_names(self) -> Sequence[str]:
+        return self.kv_cache_config.kv_cache_groups[0].layer_names
