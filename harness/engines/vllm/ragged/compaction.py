@@ -130,9 +130,10 @@ class RaggedCompactor(Compactor):
         policy, alike = self._policy, group.alike
         width = group.page_numbers.shape[-1]
         num_tokens = width * policy.block_size if group.padded else alike.num_before
-        positions = self.positions.read(group.page_numbers, num_tokens).long()
+        padding = torch.arange(num_tokens, device=self._device) >= group.lengths[..., None]
+        positions = self.positions.read(group.page_numbers, num_tokens).long().masked_fill_(padding, -1)
         scores = self._all_scores(group, positions, num_layers)
-        self._sum_of_scores += _sum_of_filled(scores, group)
+        self._sum_of_scores += scores.masked_fill(padding, 0).sum(dtype=torch.float64)
         if not policy.measured:
             self._apply(group, positions, scores)
             return
@@ -228,11 +229,6 @@ class RaggedCompactor(Compactor):
     def _slots_at_once(self) -> int:
         """Tokens that may be copied at once."""
         return rows_at_once(FLOAT_BYTES * 2 * self._layout.head_size, self._device)
-
-
-def _sum_of_filled(scores: torch.Tensor, group: RaggedGroup) -> torch.Tensor:
-    filled = torch.arange(scores.shape[-1], device=scores.device) < group.lengths[..., None]
-    return scores.masked_fill(~filled, 0).sum(dtype=torch.float64)
 
 
 def _some(group: RaggedGroup, chosen: list[int], num_keep: int) -> RaggedGroup:
