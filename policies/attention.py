@@ -80,7 +80,7 @@ def window_attention(view: View) -> torch.Tensor:
     queries = view.window_queries.float().reshape(num_requests, num_heads, -1, head_size)
     logits = (queries / head_size**0.5) @ view.keys.float().transpose(-1, -2)
     logits = logits.unflatten(2, (num_query_heads // num_heads, window))
-    if window == 1:
+    if window == 1 and view.lengths is None:
         return logits.softmax(dim=-1)  # the newest query sees all
     query_positions = view.num_seen[:, None] - window + torch.arange(window, device=logits.device)
     key_positions = view.positions[:, :, None, None, :]
