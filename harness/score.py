@@ -8,9 +8,18 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness.benchmarks.longbench.aggregates import Average, averages, bucket_averages, bucket_scores, format_figure
+from harness.benchmarks.longbench.aggregates import (
+    ENGLISH,
+    OVERALL,
+    Average,
+    averages,
+    bucket_averages,
+    bucket_scores,
+    format_figure,
+)
 from harness.benchmarks.longbench.edit_similarity import DEFAULT_EDIT_SIMILARITY, EDIT_SIMILARITIES
 from harness.benchmarks.longbench.official_files import PredictionRow, prediction_files, read_prediction_file
+from harness.benchmarks.longbench.own_averages import language_averages
 from harness.benchmarks.longbench.result_file import (
     BucketScores,
     TaskScores,
@@ -22,7 +31,7 @@ from harness.benchmarks.longbench.result_file import (
     write_result,
 )
 from harness.benchmarks.longbench.summary_rouge import SUMMARY_ROUGE_NAMES
-from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS
+from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
 from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import ScoringPool, TaskScore, task_score
 from harness.benchmarks.tasks import get_task
@@ -87,7 +96,8 @@ def _run(options: argparse.Namespace) -> int:
         over = bucket_averages(scores)
     else:
         scores = {task: task_score(task, samples[task]) for task in rows}
-        over = averages(scores)
+        over = [line for line in averages(scores) if line.name in (OVERALL, ENGLISH)]
+        over += language_averages(scores, {name: task.num_rows for name, task in PUBLISHED.items()})
     _print_report(dict(_labelled(scores)), over, options.edit_similarity)
     return _finish(options, scores, over, files)
 

@@ -64,11 +64,10 @@ def warnings(group: Group) -> list[str]:
         for run in group.runs
         if not run.is_finished
     ]
-    found += [
-        f"{run.label} evicted nothing: no prompt was longer than the budget."
-        for run in group.finished
-        if run.budget is not None and not run.metrics["eviction"]["num_evictions"]
+    idle = [
+        run.label for run in group.finished if run.budget is not None and not run.metrics["eviction"]["num_evictions"]
     ]
+    found += [f"{', '.join(idle)} evicted nothing: no prompt was longer than the budget."] if idle else []
     found += [
         f"{run.label}: KV blocks, time and evictions were measured on {num_measured(run)} of {len(run.answered)} "
         "samples; sessions that ended badly answered the others."

@@ -3,6 +3,8 @@
 const figureIndex = readData("figure-index");
 const looks = readData("looks");
 const MANY_PANELS = 4;
+const MANY_NAMES = 16; // whose legend would fill a narrow screen; pointing at a mark tells its name
+const NARROW = 560;
 const ALL = "all";
 const ERRORS_ONLY = 1;
 
@@ -12,7 +14,9 @@ function themed(spec) {
   return JSON.parse(text);
 }
 
-function pageConfig(longest, width) {
+function pageConfig(names, width) {
+  const longest = Math.max(...names.map((name) => String(name ?? "").length));
+  const isNarrow = width < NARROW;
   const style = getComputedStyle(document.documentElement);
   const [ink, soft, rule] = ["--ink", "--soft", "--rule"].map((name) => style.getPropertyValue(name).trim());
   const text = { labelColor: soft, titleColor: ink };
@@ -21,15 +25,15 @@ function pageConfig(longest, width) {
     background: null,
     font: "system-ui, sans-serif",
     axis: { ...looks.config.axis, ...text, gridColor: rule, domainColor: soft, tickColor: soft, labelFontSize: 11, titleFontSize: 12 },
-    legend: { ...looks.config.legend, ...text, columns: Math.max(1, Math.floor(width / (longest * 7 + 40))), labelFontSize: 12 },
+    legend: { ...looks.config.legend, ...text, columns: Math.max(1, Math.floor(width / (longest * 6 + 35))), labelFontSize: 11, disable: isNarrow && names.length > MANY_NAMES },
     header: { ...looks.config.header, ...text, labelColor: ink, labelFontSize: 12 },
     rule: { color: ink },
   };
 }
 
 function layOut(figure, rows, panels, width) {
-  const longest = Math.max(...rows.map((row) => String(row.series ?? "").length));
-  const spec = { data: { values: rows }, params: [{ name: "at", value: -1 }], config: pageConfig(longest, width) };
+  const names = [...new Set(rows.map((row) => row.series))];
+  const spec = { data: { values: rows }, params: [{ name: "at", value: -1 }], config: pageConfig(names, width) };
   const unit = structuredClone(figure.unit);
   if (figure.panels.length === 1) {
     const fitted = { width: unit.width ?? Math.floor(width), height: unit.height ?? Math.min(320, Math.max(190, width * 0.55)) };
@@ -69,7 +73,7 @@ function setUp(box) {
   const { state } = box;
   const { panels } = state.figure;
   state.rows = rowsOf(state.figure);
-  const isNarrow = state.place.clientWidth < 560;
+  const isNarrow = state.place.clientWidth < NARROW;
   state.panel = panels.length > 1 && (isNarrow || panels.length > MANY_PANELS) && !state.figure.unit.width ? panels[0] : ALL;
   if (panels.length > 1) {
     const options = [ALL, ...panels].map((name) => make("option", { value: name }, name === ALL ? `All ${panels.length}` : name));
