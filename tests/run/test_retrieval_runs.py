@@ -1,5 +1,6 @@
 """RULER and the needle grid through the whole pipeline, on the scripted engine."""
 
+import json
 import os
 import subprocess
 import sys
@@ -60,6 +61,8 @@ def test_a_ruler_run_names_what_is_left_out(byte_model, tmp_path, capsys):
     assert manifest.data["num_expected"] == {"niah_single_1": 500, "niah_single_2": 500}
     assert len(manifest.data["notes"]) == 1
     assert {p.length for p in read_predictions(folder)} == {1500}
+    overall = json.loads((folder / "metrics.json").read_text())["overall"]
+    assert (overall["name"], overall["n"], overall["expected"]) == ("all of RULER", 4, 1000)
 
 
 def test_a_length_beyond_the_model_is_refused(byte_model, tmp_path):

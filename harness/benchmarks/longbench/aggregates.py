@@ -11,6 +11,7 @@ from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
 from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import TaskScore, task_score
 from harness.benchmarks.task import CATEGORIES, OWN
+from harness.benchmarks.tasks import TASKS
 from harness.statistics.stats import average_draws, interval
 
 OVERALL = "all tasks"
@@ -75,9 +76,12 @@ def bucket_averages(buckets: Mapping[str, Mapping[str, TaskScore]]) -> list[Aver
 
 
 def overall_average(scores: Mapping[str, TaskScore], expected: Mapping[str, int]) -> Average:
-    """Return the average over those tasks of `expected` that are LongBench's; if none is, over the own tasks."""
+    """Return the average over those tasks of `expected` that are LongBench's; else over all, named after them."""
     published = {task: rows for task, rows in expected.items() if task in PUBLISHED}
-    return average(OVERALL, scores, published) if published else average(OWN, scores, expected)
+    if published:
+        return average(OVERALL, scores, published)
+    (category, *others) = {TASKS[task].category if task in TASKS else OWN for task in expected}
+    return average(OWN if others or category == OWN else f"all of {category}", scores, expected)
 
 
 def average(name: str, scores: Mapping[str, TaskScore], expected: Mapping[str, int]) -> Average:

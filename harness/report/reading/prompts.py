@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.benchmarks.generated import TASKS_OF
 from harness.benchmarks.loading import load_benchmark
 from harness.benchmarks.prompting import render
 from harness.benchmarks.rows import Row
@@ -41,6 +42,8 @@ def load_prompts(runs: Sequence[Run]) -> tuple[dict[str, Prompt], str]:
 
 def _load_rows(run: Run) -> list[Row]:
     benchmark = run.manifest.config["benchmark"]
+    if benchmark["source"] in TASKS_OF:
+        raise UserError(f"Prompts of {benchmark['name']} are made to the model's tokenizer, which no report loads.")
     path = benchmark["path"]
     if benchmark["source"] != MINI and (path is None or not Path(path).expanduser().exists()):
         raise UserError("The rows are not on this machine, and a report uses no network.")
