@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from harness.config_help import register_help
 from harness.config_keys import refuse_unknown_keys
 from harness.errors import UserError
 
@@ -25,6 +26,8 @@ class ModelConfig:
     Attributes:
         path: hub id or local folder; None for the weights embedded in a package.
         revision: hub revision, None for the newest.
+        chat_template: None for the tokenizer's own, else one of its templates by name, a Jinja file, or "none".
+        template_arguments: further variables of the chat template, such as `enable_thinking`.
         max_model_len: tokens of prompt and answer together.
         weights_gib: size of the weights in `dtype`.
     """
@@ -32,6 +35,8 @@ class ModelConfig:
     name: str = MISSING
     path: str | None = None
     revision: str | None = None
+    chat_template: str | None = None
+    template_arguments: dict[str, Any] = field(default_factory=dict)
     dtype: str = MISSING
     max_model_len: int = MISSING
     weights_gib: float = MISSING
@@ -57,13 +62,17 @@ class PolicyConfig:
 
 @dataclass
 class BenchmarkConfig:
-    """Which rows, and how prompts are cut. `harness.benchmarks.longbench` gives the keys their meaning."""
+    """Which rows, and how prompts are cut. `harness.benchmarks.longbench` gives the keys their meaning.
+
+    Attributes:
+        tasks: a list of names, or one name; a list after `to_dataclass`.
+    """
 
     name: str = MISSING
     source: str = MISSING
     path: str | None = None
     revision: str | None = None
-    tasks: list[str] | None = None
+    tasks: Any = None
     limit: int | None = None
     sample: int | None = None
     lengths: list[int] | None = None
@@ -153,6 +162,7 @@ class HarnessConfig:
 
 def register_schema() -> None:
     """Make the schema known to Hydra as `harness_schema`."""
+    register_help()
     ConfigStore.instance().store(name="harness_schema", node=HarnessConfig)
 
 

@@ -40,6 +40,7 @@ def to_dataclass(config: DictConfig) -> HarnessConfig:
     harness = read_composed(config, HarnessConfig)
     if harness.model.dtype not in BYTES_OF_DTYPE:
         raise UserError(f"model.dtype={harness.model.dtype} is unknown. Use {', '.join(BYTES_OF_DTYPE)}.")
+    harness.benchmark = replace(harness.benchmark, tasks=_task_names(harness.benchmark.tasks))
     _check_unused(harness.engine)
     harness.engine = _fill_engine(harness.engine, harness.model)
     harness.policy = _fill_policy(harness.policy)
@@ -49,6 +50,15 @@ def to_dataclass(config: DictConfig) -> HarnessConfig:
     _check_tracker(harness.tracker)
     warn_of_idle_policy(harness.policy.name, harness.policy.budget, harness.model.max_model_len)
     return harness
+
+
+def _task_names(tasks: object) -> list[str] | None:
+    names = [tasks] if isinstance(tasks, str) else tasks
+    if names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        return names
+    raise UserError(
+        f"benchmark.tasks={tasks} is neither a name nor a list of names, as in benchmark.tasks=[qasper,trec]."
+    )
 
 
 def _check_unused(engine: EngineConfig) -> None:

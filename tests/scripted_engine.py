@@ -1,9 +1,10 @@
 """A deterministic engine without a model: answers depend on the prompt alone, so a resumed run must equal a whole one.
 
 Choose it with `engine.name=tests.scripted_engine:ScriptedEngine`. Its faults are set by environment variables:
-SCRIPTED_CRASH_AFTER=N raises after N answers, SCRIPTED_NEVER_EVICT=1 ignores the policy, SCRIPTED_ABORT=task ends the
-answers of a task with "abort", SCRIPTED_DROP=task never gives them, SCRIPTED_DELAY_S=s waits before each answer,
-SCRIPTED_KILLED_BUDGET=N dies of SIGKILL, as by the out-of-memory killer, at the second request if that is the budget.
+SCRIPTED_CRASH_AFTER=N raises after N answers, SCRIPTED_NEVER_EVICT=N ignores a policy of budget N, SCRIPTED_ABORT=task
+ends the answers of a task with "abort", SCRIPTED_DROP=task never gives them, SCRIPTED_DELAY_S=s waits before each
+answer, SCRIPTED_KILLED_BUDGET=N dies of SIGKILL, as by the out-of-memory killer, at the second request if that is the
+budget.
 """
 
 import hashlib
@@ -30,7 +31,8 @@ class ScriptedEngine:
     """Implements `harness.engines.contract.Engine`."""
 
     def __init__(self, config: HarnessConfig, model_path: str) -> None:
-        self._budget = None if "SCRIPTED_NEVER_EVICT" in os.environ else config.policy.budget
+        budget = config.policy.budget
+        self._budget = None if os.environ.get("SCRIPTED_NEVER_EVICT") == str(budget) else budget
         self._block_size = config.engine.block_size
         self._peaks: list[int] = []
         self._evicted = 0

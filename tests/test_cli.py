@@ -58,8 +58,16 @@ def test_help_is_quick_and_shows_five_examples(harness):
     assert time.monotonic() - started < 10
     assert done.returncode == 0
     assert done.stdout.count("  python -m harness") == 5
-    assert "policy:" in done.stdout
-    assert "paged_eviction" in done.stdout
+
+
+def test_help_lists_every_option_of_every_group_with_its_values(harness):
+    text = harness("--help", scripted=False).stdout
+    for group in ("model", "policy", "benchmark", "engine", "tracker", "experiment"):
+        section = text.split(f"\n{group}\n")[1].split("\n\n")[0]
+        for file in (ROOT / "conf" / group).glob("*.yaml"):
+            assert f"\n  {file.stem}\n" in f"\n{section}\n"
+    assert "options.window=32" in text
+    assert "max_num_batched_tokens=2048" in text
 
 
 def test_help_needs_neither_vllm_nor_torch():
@@ -129,12 +137,27 @@ def test_a_line_that_does_not_parse_is_named_by_file_and_line(harness, tmp_path)
 
 
 def test_one_failing_run_of_a_sweep_does_not_stop_the_others(harness, tmp_path):
-    done = harness("-m", "policy.budget=100,256", "benchmark.tasks=[qasper]", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    place = f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    done = harness("-m", "policy.budget=512,256", "benchmark.tasks=[qasper]", place, SCRIPTED_NEVER_EVICT="512")
     assert done.returncode == 1
-    assert "error: policy.budget=100 is not a multiple" in done.stderr
+    assert "error: policy=paged_eviction with policy.budget=512 evicted nothing" in done.stderr
     assert "Traceback" not in done.stderr
-    (folder,) = folders(tmp_path)
-    assert json.loads((folder / "manifest.json").read_text())["status"] == "finished"
+    statuses = [json.loads((folder / "manifest.json").read_text())["status"] for folder in folders(tmp_path)]
+    assert statuses == ["finished", "failed"]
+
+
+def test_every_member_of_a_sweep_is_checked_before_the_first_starts(harness, tmp_path):
+    budgets, policies = "policy.budget=256,100", "policy=paged_eviction,snapkv"
+    done = harness("-m", budgets, policies, "benchmark.tasks=[qasper,trek]", "++policy.options.windw=3")
+    assert done.returncode == 1
+    assert folders(tmp_path) == []
+    *problems, last = done.stderr.strip().splitlines()
+    assert last == "nothing was started"
+    for words in ("policy.budget=100 is not a multiple of engine.block_size=32", "trek", "windw"):
+        assert sum(words in problem for problem in problems) >= 1, words
+    assert all(problem.startswith("error: ") for problem in problems)
+    assert "Traceback" not in done.stderr
+    assert "jobs:" not in done.stdout
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(harness, tmp_path):

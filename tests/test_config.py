@@ -61,6 +61,10 @@ def test_the_default_is_paged_eviction_on_the_embedded_model():
         ("llama3.2-3b", (28, 24, 8, 128)),
         ("llama3.2-1b", (16, 32, 8, 64)),
         ("smollm2-135m", (30, 9, 3, 64)),
+        ("qwen2.5-7b", (28, 28, 4, 128)),
+        ("qwen3-8b", (36, 32, 8, 128)),
+        ("mistral-7b-v0.3", (32, 32, 8, 128)),
+        ("smollm3-3b", (36, 16, 4, 128)),
     ],
 )
 def test_the_geometry_of_a_model_is_the_published_one(name, geometry):
@@ -162,3 +166,11 @@ def test_an_option_needs_no_plus():
     ]
     assert without_pluses("++policy.options.prefill=x") == "policy.options.prefill=x"
     assert without_pluses("+policy.budget=64") == "+policy.budget=64"
+
+
+def test_one_task_needs_no_brackets():
+    assert composed("benchmark.tasks=qasper").benchmark.tasks == ["qasper"]
+    assert composed("benchmark.tasks=[qasper,trec]").benchmark.tasks == ["qasper", "trec"]
+    assert composed().benchmark.tasks is None
+    with pytest.raises(UserError, match=r"benchmark\.tasks=3 is neither a name nor a list of names"):
+        composed("benchmark.tasks=3")

@@ -9,6 +9,7 @@ import pytest
 from harness import models
 from harness.config import ModelConfig
 from harness.errors import UserError
+from harness.tokenizer import load_tokenizer
 
 LLAMA = ModelConfig(
     name="llama3.1-8b",
@@ -166,7 +167,7 @@ def test_the_embedded_model_answers_a_question_greedily():
     from transformers import AutoModelForCausalLM
 
     folder = str(models.prepare_embedded_model())
-    tokenizer, stop_token_ids = models.load_tokenizer(folder, None)
+    tokenizer, stop_token_ids = load_tokenizer(folder, None)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.float32
     prompt = tokenizer.apply_chat_template(
@@ -180,7 +181,7 @@ def test_the_embedded_model_answers_a_question_greedily():
 @pytest.mark.slow
 def test_the_embedded_tokenizer_has_the_published_chat_template_and_adds_no_bos():
     folder = models.prepare_embedded_model()
-    tokenizer, stop_token_ids = models.load_tokenizer(str(folder), None)
+    tokenizer, stop_token_ids = load_tokenizer(str(folder), None)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )

@@ -24,6 +24,7 @@ from harness.config import (
     read_composed,
 )
 from harness.config_checks import to_dataclass
+from harness.config_help import register_help
 from harness.engines.choose import VLLM
 from harness.errors import UserError
 from harness.hardware import cuda_gpus, inference_device
@@ -142,6 +143,7 @@ class Plan:
 
 def register_schema() -> None:
     """Make the schema known to Hydra as `bench_schema`."""
+    register_help()
     ConfigStore.instance().store(name="bench_schema", node=BenchConfig)
 
 

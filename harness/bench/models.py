@@ -7,7 +7,8 @@ from pathlib import Path
 
 from harness.config import ModelConfig
 from harness.errors import UserError
-from harness.models import load_tokenizer, resolve_model
+from harness.models import resolve_model
+from harness.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)

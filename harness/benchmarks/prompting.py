@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from harness.benchmarks.chat import ChatTemplate, opens_reasoning
 from harness.benchmarks.longbench.prompts import official_template
 from harness.benchmarks.rows import Row
 from harness.benchmarks.tasks import TASKS, get_task
@@ -21,6 +22,8 @@ from harness.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+OWN_TEMPLATE = ChatTemplate()  # the tokenizer's own
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class Sample:
         max_new_tokens: tokens to generate at most.
         stop_token_ids: the answer ends at any of these.
         min_new_tokens: tokens before which no stop token is accepted.
-        prompt_sha256: SHA-256 (hex) of the rendered prompt text before cut and chat template.
+        prompt_sha256: SHA-256 (hex) of the prompt text inside its chat template, before the cut.
+        task_prompt_sha256: the same of the prompt text alone.
+        opens_reasoning: whether the chat template begins a reasoning block, which the answer then starts inside.
         needle_spans, value_spans: where `row.needles`, and the answers in them, lie in `prompt_token_ids`: first token
             and the one after the last; none if a part of any was cut out.
     """
@@ -52,6 +57,8 @@ class Sample:
     stop_token_ids: tuple[int, ...]
     min_new_tokens: int
     prompt_sha256: str
+    task_prompt_sha256: str
+    opens_reasoning: bool = False
     needle_spans: tuple[Span, ...] = ()
     value_spans: tuple[Span, ...] = ()
 
@@ -97,7 +104,7 @@ def iter_samples(
     tokenizer: PreTrainedTokenizerBase,
     max_model_len: int,
     stop_token_ids: tuple[int, ...],
-    use_chat_template: bool = True,
+    template: ChatTemplate | None = OWN_TEMPLATE,
     min_prompt_tokens: int | None = None,
     max_prompt_tokens: int | None = None,
 ) -> Iterator[Sample]:
@@ -110,7 +117,7 @@ def iter_samples(
     """
     num_samples = num_left_out = 0
     for row in rows:
-        sample = build_sample(row, tokenizer, max_model_len, stop_token_ids, use_chat_template)
+        sample = build_sample(row, tokenizer, max_model_len, stop_token_ids, template)
         num_tokens = sample.num_prompt_tokens_before_cut
         too_short = min_prompt_tokens is not None and num_tokens < min_prompt_tokens
         too_long = max_prompt_tokens is not None and num_tokens > max_prompt_tokens
@@ -131,20 +138,20 @@ def build_sample(
     tokenizer: PreTrainedTokenizerBase,
     max_model_len: int,
     stop_token_ids: tuple[int, ...],
-    use_chat_template: bool = True,
+    template: ChatTemplate | None = OWN_TEMPLATE,
 ) -> Sample:
     """Make the sample of one row; prompt and answer together fit into `max_model_len` tokens.
 
     Args:
         stop_token_ids: end-of-sequence ids, see the function of that name.
-        use_chat_template: False for a model that was not trained on chats; a tokenizer without a chat template has
-            the same effect, and few-shot and code tasks never get one.
+        template: around the prompt; None for a model that was not trained on chats. A tokenizer without a chat
+            template has the same effect, and few-shot and code tasks never get one.
 
     Raises:
         UserError: `max_model_len` leaves no room for a prompt, or the chat template changes the user's text.
     """
     task = TASKS[row.task]
-    encoded = encode_row(row, tokenizer, use_chat_template)
+    encoded = encode_row(row, tokenizer, template)
     ids, start, end = encoded.ids, encoded.start, encoded.end
     limit = max_model_len - task.max_new_tokens - (len(ids) - (end - start))
     if limit < 2:
@@ -164,19 +171,24 @@ def build_sample(
         prompt_token_ids=prompt_token_ids,
         num_prompt_tokens_before_cut=len(ids),
         truncated=len(prompt_token_ids) < len(ids),
-        chat_template=_has_chat_template(row, tokenizer, use_chat_template),
+        chat_template=_template_of(row, tokenizer, template) is not None,
         max_new_tokens=task.max_new_tokens,
         stop_token_ids=stop_token_ids,
         min_new_tokens=int(task.stop_at_newline),
-        prompt_sha256=hashlib.sha256(render(row).encode()).hexdigest(),
+        prompt_sha256=_sha256(encoded.text),
+        task_prompt_sha256=_sha256(render(row)),
+        opens_reasoning=opens_reasoning(encoded.text),
         needle_spans=spans[: len(row.needles)],
         value_spans=spans[len(row.needles) :],
     )
 
 
-def prompt_sha256(row: Row, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the SHA-256 (hex) of a row's prompt; nothing is tokenised."""
-    return hashlib.sha256(render(row).encode()).hexdigest()
+def prompt_sha256(row: Row, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None = OWN_TEMPLATE) -> str:
+    """Return `Sample.prompt_sha256` of a row; nothing is tokenised."""
+    text, used = render(row), _template_of(row, tokenizer, template)
+    if used is not None:
+        return _sha256(used.render(text, tokenizer) + row.answer_prefix)
+    return _sha256(f"{text} {row.answer_prefix}" if row.answer_prefix else text)
 
 
 def middle_cut(token_ids: list[int], limit: int) -> list[int]:
@@ -190,18 +202,28 @@ def middle_cut(token_ids: list[int], limit: int) -> list[int]:
     return token_ids[:half] + token_ids[-half:]
 
 
-def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, use_chat_template: bool = True) -> Encoded:
+def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None = OWN_TEMPLATE) -> Encoded:
     """Return the uncut prompt of a row; its spans are those of the needles, then those of the answers in them.
 
     Raises:
         UserError: the chat template changes the text.
     """
     text = render(row)
-    encode = encode_chat if _has_chat_template(row, tokenizer, use_chat_template) else encode_plain
     needles = [(text.index(needle), needle) for needle in row.needles]
     values = [(at + needle.index(answer), answer) for (at, needle), answer in zip(needles, row.answers, strict=False)]
-    return encode(text, tokenizer, row.answer_prefix, [(at, at + len(part)) for at, part in needles + values])
+    marked = [(at, at + len(part)) for at, part in needles + values]
+    used = _template_of(row, tokenizer, template)
+    if used is None:
+        return encode_plain(text, tokenizer, row.answer_prefix, marked)
+    return encode_chat(text, tokenizer, row.answer_prefix, marked, used)
 
 
-def _has_chat_template(row: Row, tokenizer: PreTrainedTokenizerBase, use_chat_template: bool) -> bool:
-    return use_chat_template and TASKS[row.task].chat_template and tokenizer.chat_template is not None
+def _template_of(row: Row, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None) -> ChatTemplate | None:
+    """The template around this row's prompt, None where there is none."""
+    if template is None or not TASKS[row.task].chat_template or not template.is_there(tokenizer):
+        return None
+    return template
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

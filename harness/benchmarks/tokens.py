@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from harness.benchmarks.chat import ChatTemplate
 from harness.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TEMPLATE_DATE = "26 Jul 2024"  # Llama 3.x templates write a date into the prompt: else, today's
+PROBE = "a"
 Span = tuple[int, int]
 
 
@@ -22,17 +23,21 @@ class Encoded:
     Attributes:
         ids: everything the model reads.
         start, end: the part that may be cut, which is the prompt without its chat template.
+        text: the same as text, without the special tokens that the tokenizer adds.
         spans: for every marked character range the range of tokens that hold any of it.
     """
 
     ids: list[int]
     start: int
     end: int
+    text: str
     spans: tuple[Span, ...] = ()
 
 
 def encode_plain(text: str, tokenizer: PreTrainedTokenizerBase, prefix: str, marked: Sequence[Span]) -> Encoded:
     """Encode a prompt without a chat template; all of it may be cut, a BOS at its head included, as in pred.py.
+
+    An EOS that the tokenizer puts behind a text is left out: what follows is the answer.
 
     Args:
         prefix: what stands before the answer, put behind the prompt after one space; "" for nothing.
@@ -40,13 +45,16 @@ def encode_plain(text: str, tokenizer: PreTrainedTokenizerBase, prefix: str, mar
     """
     whole = f"{text} {prefix}" if prefix else text
     if not marked:
-        ids = tokenizer(whole, verbose=False).input_ids
-        return Encoded(ids, 0, len(ids))
+        ids = _without_end(tokenizer(whole, verbose=False).input_ids, tokenizer)
+        return Encoded(ids, 0, len(ids), whole)
     encoded = tokenizer(whole, return_offsets_mapping=True, verbose=False)
-    return Encoded(encoded.input_ids, 0, len(encoded.input_ids), _spans(encoded.offset_mapping, marked, 0, 0))
+    ids = _without_end(encoded.input_ids, tokenizer)
+    return Encoded(ids, 0, len(ids), whole, _spans(encoded.offset_mapping, marked, 0, 0))
 
 
-def encode_chat(text: str, tokenizer: PreTrainedTokenizerBase, prefix: str, marked: Sequence[Span]) -> Encoded:
+def encode_chat(
+    text: str, tokenizer: PreTrainedTokenizerBase, prefix: str, marked: Sequence[Span], template: ChatTemplate
+) -> Encoded:
     """Encode a prompt inside the chat template, the prefix of the answer being the start of the model's turn.
 
     The whole text is tokenised at once, as a chat server does, and the prompt is found in it by character offsets; a
@@ -56,25 +64,37 @@ def encode_chat(text: str, tokenizer: PreTrainedTokenizerBase, prefix: str, mark
     Raises:
         UserError: the chat template changes the text.
     """
-    whole = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, date_string=TEMPLATE_DATE
-    )
+    whole = template.render(text, tokenizer)
     prompt = text.strip()
     first_char = whole.find(prompt)
     if first_char < 0:
         raise UserError(
             f"the chat template of {tokenizer.name_or_path} changes the user's text, so its prompts cannot be cut. "
-            "Choose another model, or a tokenizer without a chat template."
+            "Choose another with model.chat_template, or none of them with model.chat_template=none."
         )
     last_char = first_char + len(prompt)
     encoded = tokenizer(whole + prefix, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = encoded.offset_mapping
     start = next(index for index, (begin, _) in enumerate(offsets) if begin >= first_char)
     end = len(offsets) - next(index for index, (_, stop) in enumerate(reversed(offsets)) if stop <= last_char)
-    added = tokenizer("").input_ids
+    added, _ = special_affixes(tokenizer)
     shift = len(added) if encoded.input_ids[: len(added)] != added else 0
     spans = _spans(offsets, marked, first_char - text.index(prompt), shift)
-    return Encoded(added[:shift] + encoded.input_ids, start + shift, end + shift, spans)
+    return Encoded(added[:shift] + encoded.input_ids, start + shift, end + shift, whole + prefix, spans)
+
+
+def special_affixes(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The tokens that the tokenizer puts before and behind a text, such as BOS and EOS."""
+    bare = tokenizer(PROBE, add_special_tokens=False).input_ids
+    whole = tokenizer(PROBE).input_ids
+    places = range(len(whole) - len(bare) + 1)
+    first = next((place for place in places if whole[place : place + len(bare)] == bare), 0)
+    return whole[:first], whole[first + len(bare) :]
+
+
+def _without_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    _, behind = special_affixes(tokenizer)
+    return ids[: len(ids) - len(behind)] if behind and ids[-len(behind) :] == behind else ids
 
 
 def cut_spans(encoded: Encoded, num_removed: int) -> tuple[Span, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.benchmarks.chat import has_reasoning
 from harness.benchmarks.longbench.aggregates import overall_average
 from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import TaskScore, task_score
@@ -90,6 +91,8 @@ def _task_metrics(score: TaskScore, rows: list[Prediction]) -> dict[str, Any]:
         "extra_scores": score.extra,
         "num_empty": score.num_empty,
         "num_truncated": sum(p.truncated for p in rows),
+        "num_with_reasoning": sum(has_reasoning(p.prediction) for p in rows),
+        "num_cut_in_reasoning": sum(bool(p.cut_in_reasoning) for p in rows),
         "num_ended_by_length": sum(p.finish_reason == "length" for p in rows),
         "mean_prompt_tokens": _mean(p.num_prompt_tokens for p in rows),
         "mean_output_tokens": _mean(p.num_output_tokens for p in rows),

@@ -3,11 +3,12 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from harness.benchmarks.chat import ChatTemplate, is_cut_in_reasoning
 from harness.benchmarks.prompting import Sample, iter_samples
 from harness.benchmarks.rows import Row
 from harness.benchmarks.sample_score import SampleScore
@@ -34,6 +35,28 @@ class Prompting:
     tokenizer: "PreTrainedTokenizerBase"
     stop_token_ids: tuple[int, ...]
     max_model_len: int
+    template: ChatTemplate | None = None
+
+    def samples(
+        self, rows: Iterable[Row], min_prompt_tokens: int | None = None, max_prompt_tokens: int | None = None
+    ) -> Iterator[Sample]:
+        """The rows as samples, those of other lengths left out."""
+        return iter_samples(
+            rows,
+            self.tokenizer,
+            self.max_model_len,
+            self.stop_token_ids,
+            self.template,
+            min_prompt_tokens,
+            max_prompt_tokens,
+        )
+
+    def record(self, tasks: Iterable[str]) -> dict[str, Any]:
+        """What a run's manifest says of its prompts."""
+        tasks = list(tasks)
+        without = [task for task in tasks if self.template is None or not TASKS[task].chat_template]
+        found = None if self.template is None else self.template.record(self.tokenizer)
+        return {"chat_template": found, "tasks_without": without}
 
 
 def answer_rows(
@@ -117,8 +140,7 @@ def longest_first(rows: Sequence[Row]) -> list[Row]:
 
 
 def _requests(rows: Sequence[Row], prompting: Prompting, waiting: dict[str, Sample]) -> Iterator[GenerationRequest]:
-    samples = iter_samples(longest_first(rows), prompting.tokenizer, prompting.max_model_len, prompting.stop_token_ids)
-    for sample in samples:
+    for sample in prompting.samples(longest_first(rows)):
         waiting[sample.sample_id] = replace(sample, prompt_token_ids=[])
         yield GenerationRequest(
             request_id=sample.sample_id,
@@ -131,16 +153,19 @@ def _requests(rows: Sequence[Row], prompting: Prompting, waiting: dict[str, Samp
 
 def _prediction(sample: Sample, result: GenerationResult, tokenizer: "PreTrainedTokenizerBase") -> Prediction:
     row = sample.row
+    text = tokenizer.decode(result.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return Prediction(
         sample_id=sample.sample_id,
         task=sample.task,
         row_id=row.row_id,
-        prediction=tokenizer.decode(result.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        prediction=text,
         answers=list(row.answers),
         all_classes=None if row.all_classes is None else list(row.all_classes),
         length=row.length,
         context_sha256=hashlib.sha256(row.context.encode()).hexdigest(),
         prompt_sha256=sample.prompt_sha256,
+        task_prompt_sha256=sample.task_prompt_sha256,
+        cut_in_reasoning=is_cut_in_reasoning(text, sample.opens_reasoning),
         num_prompt_tokens=result.num_prompt_tokens,
         truncated=sample.truncated,
         num_output_tokens=len(result.token_ids),

@@ -12,20 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.benchmarks.prompting import iter_samples, prompt_sha256
+from harness.benchmarks.chat import choose_template
+from harness.benchmarks.prompting import prompt_sha256
 from harness.benchmarks.rows import Row
 from harness.benchmarks.scoring import ScoringPool
 from harness.config import HarnessConfig
 from harness.engines.choose import build_engine, check_policy
 from harness.errors import UserError
 from harness.hardware import inference_device
-from harness.models import load_tokenizer, resolve_model
+from harness.models import resolve_model
 from harness.needles import write_needles
 from harness.report.metrics import run_metrics
 from harness.report.summary import print_run, write_summary_csv
 from harness.run.answering import Prompting, answer_rows, submit, write_scores
 from harness.run.eviction_check import check_evictions
 from harness.run.planning import PlannedRun, announcement, fresh_manifest, plan_run
+from harness.run.reasoning_check import warn_of_cut_reasoning
 from harness.run.recorded import check_finished, check_predictions
 from harness.run.session import SessionRecord
 from harness.store.lock import locked
@@ -40,6 +42,7 @@ from harness.store.run_folder import (
     has_run,
     was_begun_under,
 )
+from harness.tokenizer import load_tokenizer
 from harness.tracking import track
 
 METRICS = "metrics.json"
@@ -120,7 +123,9 @@ def _finish(planned: PlannedRun) -> bool:
         check_same_versions(folder, manifest, fresh)
         with _session(folder, manifest) as record:
             _answer_missing(planned.pinned, planned.benchmark.rows, model_path, folder, record)
-            check_evictions(config.policy, read_predictions(folder))
+            predictions = read_predictions(folder)
+            warn_of_cut_reasoning(predictions)
+            check_evictions(config.policy, predictions)
     return True
 
 
@@ -166,10 +171,12 @@ def _answer_missing(
 ) -> None:
     """Answer and score what no earlier session did."""
     tokenizer, stop_token_ids = load_tokenizer(model_path, config.model.revision)
-    prompting = Prompting(tokenizer, stop_token_ids, config.model.max_model_len)
+    template = choose_template(tokenizer, config.model.chat_template, config.model.template_arguments)
+    prompting = Prompting(tokenizer, stop_token_ids, config.model.max_model_len, template)
+    record.describe(prompting.record({row.task: None for row in rows}))
     earlier = read_predictions(folder)
     by_id = {f"{row.task}/{row.row_id}": row for row in rows}
-    check_predictions(folder, earlier, by_id, lambda row: prompt_sha256(row, tokenizer))
+    check_predictions(folder, earlier, by_id, lambda row: prompt_sha256(row, tokenizer, template))
     done = {prediction.sample_id for prediction in earlier}
     missing = [row for row in _wanted_rows(config, rows, prompting) if f"{row.task}/{row.row_id}" not in done]
     if done:
@@ -191,12 +198,5 @@ def _wanted_rows(config: HarnessConfig, rows: Sequence[Row], prompting: Promptin
     shortest, longest = config.benchmark.min_prompt_tokens, config.benchmark.max_prompt_tokens
     if shortest is None and longest is None:
         return rows
-    samples = iter_samples(
-        rows,
-        prompting.tokenizer,
-        prompting.max_model_len,
-        prompting.stop_token_ids,
-        min_prompt_tokens=shortest,
-        max_prompt_tokens=longest,
-    )
+    samples = prompting.samples(rows, shortest, longest)
     return [sample.row for sample in samples]

@@ -5,16 +5,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.benchmarks.chat import choose_template
 from harness.benchmarks.loading import LoadedBenchmark, load_benchmark
 from harness.benchmarks.prompting import encode_row
 from harness.benchmarks.rows import Row
 from harness.config import HarnessConfig, ModelConfig, as_plain
 from harness.engines.choose import check_policy, prepare_engine
 from harness.errors import UserError
-from harness.models import device_problems, identify_model, load_tokenizer, model_source
+from harness.models import device_problems, identify_model, model_source
 from harness.store.manifest import Manifest, new_manifest
 from harness.store.result_code import ResultCode, result_code
 from harness.store.run_folder import disk_errors_named, make_run_id
+from harness.tokenizer import load_tokenizer
 
 Found = TypeVar("Found")
 
@@ -129,8 +131,10 @@ def _token_counter(config: HarnessConfig) -> Callable[[Row], int]:
         raise UserError(
             f"benchmark.lengths has {longest}, more than model.max_model_len={room}. Raise the one or lower the other."
         )
-    tokenizer, _ = load_tokenizer(model_source(config.model), config.model.revision)
-    return lambda row: len(encode_row(replace(row, needles=()), tokenizer).ids)
+    model = config.model
+    tokenizer, _ = load_tokenizer(model_source(model), model.revision)
+    template = choose_template(tokenizer, model.chat_template, model.template_arguments)
+    return lambda row: len(encode_row(replace(row, needles=()), tokenizer, template).ids)
 
 
 def fresh_manifest(planned: PlannedRun) -> Manifest:

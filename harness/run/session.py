@@ -30,6 +30,13 @@ class SessionRecord:
         self._next_measure = time.monotonic() + MEASURE_EVERY_S
         write_manifest(folder, self._manifest)
 
+    def describe(self, prompting: dict[str, Any]) -> None:
+        """Write down how prompts are put to the model, and say so where they are without a chat template."""
+        self._manifest = replace(self._manifest, prompting=prompting)
+        write_manifest(self._folder, self._updated("started"))
+        if prompting["chat_template"] is None:
+            print("note: no chat template; prompts go to the model as they are, as to a base model", flush=True)
+
     def count(self, num_output_tokens: int, generation_s: float) -> None:
         """One more sample is on disk, `generation_s` seconds after the first request."""
         self._session = replace(

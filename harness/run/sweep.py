@@ -7,6 +7,7 @@
 import contextlib
 import json
 import shutil
+import sys
 import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -64,7 +65,15 @@ class SweepCallback(Callback):
     results: ClassVar[Path | None] = None
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
-        """Remember the sweep, and forget the claims of an earlier one in the same folder."""
+        """Check every member, then remember the sweep and forget the claims of an earlier one in the same folder.
+
+        A sweep with a member that cannot run ends the program here: Hydra goes on after any other exception.
+        """
+        from harness.run.sweep_check import problems_of_members
+
+        if problems := problems_of_members(config):
+            print(*(f"error: {problem}" for problem in problems), "nothing was started", sep="\n", file=sys.stderr)
+            sys.exit(1)
         SweepCallback.folder = Path(config.hydra.sweep.dir)
         SweepCallback.overwrites = bool(config.overwrite)
         SweepCallback.results = Path(config.results_dir)

@@ -32,6 +32,8 @@ class Prediction:
             what is scored holds nothing. All three are None until the sample is scored.
         num_evictions, num_evicted_tokens, peak_resident_tokens, final_resident_tokens, peak_blocks, num_preemptions:
             what eviction did; tokens of one layer.
+        prompt_sha256, task_prompt_sha256: digest of the prompt inside its chat template, and of the prompt alone.
+        cut_in_reasoning: whether the answer ended inside a reasoning block; None where not recorded.
         ttft_s, e2e_s: seconds from arrival in the engine to the first token, to the end.
         depth: where in the context the only needle lies, 0 (start) to 1 (end); None where not known.
         needle_spans, value_spans: [first token, one after the last] in the prompt of each needle, and of the answer in
@@ -62,6 +64,8 @@ class Prediction:
     score: float | None = None
     extra_scores: dict[str, float] | None = None
     empty: bool | None = None
+    task_prompt_sha256: str | None = None
+    cut_in_reasoning: bool | None = None
     depth: float | None = None
     needle_spans: list[list[int]] | None = None
     value_spans: list[list[int]] | None = None

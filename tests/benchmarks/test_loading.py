@@ -1,3 +1,4 @@
+import gzip
 import io
 import tarfile
 import zipfile
@@ -107,6 +108,40 @@ def test_the_missing_file_is_named(tmp_path):
         load(tmp_path / "nowhere")
 
 
+def test_a_compressed_file_is_read_from_a_folder_and_on_its_own(tmp_path):
+    (tmp_path / "hotpotqa.jsonl.gz").write_bytes(gzip.compress(jsonl(record(), record(_id="a2"))))
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    expected = load(write(plain, jsonl(record(), record(_id="a2"))).parent)[0]
+    assert load(tmp_path)[0] == load(tmp_path / "hotpotqa.jsonl.gz")[0] == expected
+    (tmp_path / "hotpotqa.jsonl.gz").write_bytes(gzip.compress(jsonl(record()))[:-9])
+    with pytest.raises(UserError, match=r"hotpotqa\.jsonl\.gz cannot be read"):
+        load(tmp_path)
+
+
+def test_a_single_file_names_its_task(tmp_path):
+    file = write(tmp_path, jsonl(record()))
+    assert list(benchmark(path=str(file), tasks=None, limit=None).reports) == ["hotpotqa"]
+    assert load(file)[0] == load(tmp_path)[0]
+    with pytest.raises(UserError, match="row of 'hotpotqa', not of 'qasper'"):
+        benchmark(path=str(file), tasks=["qasper"])
+    other = write(tmp_path, jsonl(record()), "mine")
+    assert list(benchmark(path=str(other), tasks=["hotpotqa"]).reports) == ["hotpotqa"]
+    with pytest.raises(UserError, match="mine"):
+        benchmark(path=str(other), tasks=None)
+
+
+def test_without_a_network_the_missing_archive_is_told_at_once(monkeypatch):
+    monkeypatch.setattr("harness.benchmarks.longbench.sources.cached_file", lambda *_: None)
+    monkeypatch.setattr("harness.hub.is_reachable", lambda endpoint: False)
+    monkeypatch.setattr("harness.hub.getproxies", dict)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("asks the network"))
+    with pytest.raises(
+        UserError, match=r"data\.zip .* is not in the hub's cache, and .*benchmark\.path=FILE_OR_FOLDER"
+    ):
+        benchmark(source="hub", path=None, tasks=["qasper"])
+
+
 def test_longbench_e_reads_its_own_files_and_counts(tmp_path):
     write(tmp_path, jsonl(record(dataset="hotpotqa_e"), record(_id="a2")), "hotpotqa_e")
     rows, report = load(tmp_path, longbench_e=True)
@@ -159,6 +194,7 @@ def test_without_a_network_one_message_says_what_to_do(monkeypatch, error):
     def fail(*_args, **_kwargs):
         raise error
 
+    monkeypatch.setattr("harness.hub.is_reachable", lambda endpoint: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     with pytest.raises(
         UserError, match=r"data\.zip of the data set zai-org/LongBench \(revision abc\).*benchmark\.path="
@@ -169,6 +205,7 @@ def test_without_a_network_one_message_says_what_to_do(monkeypatch, error):
 def test_the_hub_archive_is_read_without_a_loader_script(monkeypatch, tmp_path):
     path = archive_zip(tmp_path / "data.zip", {"data/hotpotqa.jsonl": jsonl(record())})
     asked = []
+    monkeypatch.setattr("harness.hub.is_reachable", lambda endpoint: True)
     monkeypatch.setattr(
         huggingface_hub, "hf_hub_download", lambda *args, **kwargs: asked.append((args, kwargs)) or str(path)
     )

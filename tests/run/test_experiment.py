@@ -183,7 +183,7 @@ def test_another_budget_is_another_folder(start, tmp_path):
 
 
 def test_a_policy_that_had_to_evict_and_did_not_fails_the_run(start, tmp_path, monkeypatch):
-    monkeypatch.setenv("SCRIPTED_NEVER_EVICT", "1")
+    monkeypatch.setenv("SCRIPTED_NEVER_EVICT", "512")
     with pytest.raises(UserError, match="evicted nothing, although 6 of 6 prompts are longer"):
         start()
     assert read_manifest(only_folder(tmp_path / "runs")).status == "failed"

@@ -196,3 +196,30 @@ def test_a_context_above_the_model_s_own_is_told_before_anything_is_loaded(start
     with pytest.raises(UserError, match=r"model\.max_model_len=8192 is above its own context of 2048 tokens"):
         start()
     start("model.max_model_len=2048")
+
+
+def with_template(model, template: str) -> None:
+    (model / "chat_template.jinja").write_text(template)
+
+
+def test_the_record_says_which_template_was_used_and_without_one_the_run_says_so(start, model, capsys):
+    first = read_manifest(start()).prompting
+    assert first == {"chat_template": None, "tasks_without": ["qasper", "trec"]}
+    assert "no chat template; prompts go to the model as they are" in capsys.readouterr().out
+    with_template(model, "Q: {{ messages[0]['content'] }} A:")
+    second = read_manifest(start()).prompting
+    assert (second["chat_template"]["name"], second["tasks_without"]) == ("default", ["trec"])
+    assert "no chat template" not in capsys.readouterr().out
+
+
+def test_other_arguments_of_the_template_are_another_run(start, model):
+    with_template(model, "{{ messages[0]['content'] }}{% if enable_thinking %}<think>{% endif %}")
+    assert start("+model.template_arguments.enable_thinking=true") != start()
+
+
+def test_answers_cut_inside_their_reasoning_are_told_loudly(start, model, capsys):
+    with_template(model, "{{ messages[0]['content'] }}<think>")
+    folder = start()
+    assert "1 of 2 answers were cut inside a reasoning block (<think>)" in capsys.readouterr().err
+    tasks = experiment.read_metrics(folder)["tasks"]
+    assert {task["task"]: task["num_cut_in_reasoning"] for task in tasks} == {"qasper": 1, "trec": 0}

@@ -74,7 +74,7 @@ def read_text(path: Path) -> str:
         UserError: it cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}. Check the path and the encoding (UTF-8).") from error
 

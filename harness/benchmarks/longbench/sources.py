@@ -5,6 +5,7 @@ into text and text into a number without a word, and its errors name neither the
 whose types are part of the file, are read with `datasets`.
 """
 
+import gzip
 import hashlib
 import tarfile
 import zipfile
@@ -16,9 +17,15 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from harness.errors import UserError
+from harness.hub import cached_file, why_unreachable
 
 HUB_DATASET = "zai-org/LongBench"
 HUB_ARCHIVE = "data.zip"
+_FETCH = (
+    "Fetch it where there is a network and run with benchmark.path=FILE_OR_FOLDER, or run benchmark=longbench_mini, "
+    "which needs no files."
+)
+ROWS_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 _ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, RuntimeError)
 
 
@@ -27,7 +34,7 @@ class RowsFile:
     """The file with the rows of one task.
 
     Attributes:
-        path: a JSONL file, a Parquet file, or an archive.
+        path: a JSONL file, which may be compressed (.gz), a Parquet file, or an archive.
         member: name of the JSONL file inside the archive, else None.
     """
 
@@ -43,14 +50,17 @@ class RowsFile:
 def find_rows_file(path: Path, stem: str) -> RowsFile:
     """Find the rows called `stem` (a task, or a task with `_e` for LongBench-E) in a folder or an archive.
 
-    A folder holds `<stem>.jsonl`, `data/<stem>.jsonl` (the published archive unpacked), `<stem>.parquet` or
-    `<stem>/<one file>.parquet` (copies on the hub); an archive holds `<stem>.jsonl` in any folder.
+    A folder holds `<stem>.jsonl` or `<stem>.jsonl.gz`, here or in `data/` (the published archive unpacked),
+    `<stem>.parquet` or `<stem>/<one file>.parquet` (copies on the hub); an archive holds `<stem>.jsonl` in any folder.
+    A single file of rows is itself, whatever it is called: rows of another task in it are refused when they are read.
 
     Raises:
         UserError: nothing there, more than one candidate, or a damaged archive.
     """
     if path.is_dir():
         return _find_in_folder(path, stem)
+    if path.name.endswith(ROWS_SUFFIXES) and path.is_file():
+        return RowsFile(path)
     if path.is_file():
         return _find_in_archive(path, stem)
     raise UserError(
@@ -59,8 +69,16 @@ def find_rows_file(path: Path, stem: str) -> RowsFile:
     )
 
 
+def task_of_file(path: Path) -> str | None:
+    """The task that a single file of rows is named after; None if `path` is no such file."""
+    suffix = next((suffix for suffix in ROWS_SUFFIXES if path.name.endswith(suffix)), None)
+    return None if suffix is None or not path.is_file() else path.name.removesuffix(suffix)
+
+
 def _find_in_folder(folder: Path, stem: str) -> RowsFile:
-    candidates = (folder / f"{stem}.jsonl", folder / "data" / f"{stem}.jsonl", folder / f"{stem}.parquet")
+    places = (folder, folder / "data")
+    lines = [place / f"{stem}{suffix}" for place in places for suffix in (".jsonl", ".jsonl.gz")]
+    candidates = (*lines, folder / f"{stem}.parquet")
     for candidate in (*candidates, *sorted((folder / stem).glob("*.parquet"))):
         if candidate.is_file():
             return RowsFile(candidate)
@@ -101,7 +119,7 @@ def _open(file: RowsFile) -> Iterator[BinaryIO]:
     """Open the bytes of a rows file; a damaged file raises UserError, also while it is read."""
     try:
         if file.member is None:
-            with file.path.open("rb") as stream:
+            with gzip.open(file.path) if file.path.suffix == ".gz" else file.path.open("rb") as stream:
                 yield stream
         elif zipfile.is_zipfile(file.path):
             with zipfile.ZipFile(file.path) as archive, archive.open(file.member) as stream:
@@ -158,11 +176,17 @@ def download_archive(revision: str | None) -> Path:
     import httpx
     from huggingface_hub import hf_hub_download
 
+    if found := cached_file(HUB_DATASET, HUB_ARCHIVE, revision, "dataset"):
+        return found
+    if reason := why_unreachable():
+        raise UserError(
+            f"{HUB_ARCHIVE} of the data set {HUB_DATASET} (revision {revision or 'main'}) is not in the hub's cache, "
+            f"and {reason}. {_FETCH}"
+        )
     try:
         return Path(hf_hub_download(HUB_DATASET, HUB_ARCHIVE, repo_type="dataset", revision=revision))
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise UserError(
             f"{HUB_ARCHIVE} of the data set {HUB_DATASET} (revision {revision or 'main'}) cannot be fetched from the "
-            f"Hugging Face hub: {str(error).splitlines()[0]} Fetch it where there is a network and run with "
-            "benchmark.path=FILE_OR_FOLDER, or run benchmark=longbench_mini, which needs no files."
+            f"Hugging Face hub: {str(error).splitlines()[0]} {_FETCH}"
         ) from error

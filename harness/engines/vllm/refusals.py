@@ -113,7 +113,8 @@ def refuse_layers(specs: Mapping[str, "KVCacheSpec"]) -> None:
         if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size or spec.non_causal:
             raise ValueError(
                 f"KV eviction supports full causal attention only; layer {layer} has {type(spec).__name__}"
-                f"(sliding_window={getattr(spec, 'sliding_window', None)}). Use a model without such layers."
+                f"(sliding_window={getattr(spec, 'sliding_window', None)}). Use a model without such layers, "
+                "policy=full, or a context (max_model_len) that is not longer than the window."
             )
         packed = spec.num_head_slots not in (None, spec.num_kv_heads) or spec.state_content_bytes is not None
         if packed or spec.tokens_per_state != 1 or spec.head_size_v != spec.head_size:

@@ -25,6 +25,7 @@ from harness.engines.vllm.rotation import inverse_frequencies, rotary_of
 from harness.engines.vllm.settings import read_settings
 from harness.engines.vllm.signals.batch import StepPages
 from harness.engines.vllm.step_batch import step_batch
+from harness.engines.vllm.windows import with_full_cache
 from policies import Phase, Signal
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class EvictionRunning(_Base):
         if policy.evicts and policy.prefill == "chunked":
             bound = most_after_eviction(policy, self.max_model_len) + policy.prefill_chunk
         stock = super().get_kv_cache_spec()
+        stock = with_full_cache(stock, not policy.evicts, self.max_model_len)
         refuse_layers(stock)
         if self.shared_kv_cache_layers:
             raise ValueError("KV eviction moves the tokens of every layer, and this model's layers share their caches")

@@ -28,7 +28,8 @@ def load_prompts(runs: Sequence[Run]) -> tuple[dict[str, Prompt], str]:
         Prompt by sample id, and the reason why some or all are missing ("" if none is). A prompt whose hash is not
         the recorded one is left out.
     """
-    recorded = {sample.sample_id: sample.prompt_sha256 for run in runs for sample in run.predictions}
+    samples = [sample for run in runs for sample in run.predictions]
+    recorded = {sample.sample_id: sample.task_prompt_sha256 or sample.prompt_sha256 for sample in samples}
     try:
         rows = _load_rows(runs[0])
         by_id = {f"{row.task}/{row.row_id}": row for row in rows}

@@ -54,7 +54,7 @@ def test_the_chat_template_surrounds_every_task_but_few_shot_and_code(task):
 @pytest.mark.parametrize("task", PUBLISHED)
 def test_a_base_model_never_gets_a_chat_template(task):
     without = build_sample(make_row(task), make_tokenizer(), 4096, EOS)
-    switched_off = build_sample(make_row(task), make_tokenizer(CHATML), 4096, EOS, use_chat_template=False)
+    switched_off = build_sample(make_row(task), make_tokenizer(CHATML), 4096, EOS, template=None)
     assert without == switched_off
     assert not without.chat_template
     assert make_tokenizer().decode(without.prompt_token_ids) == render(make_row(task))
@@ -229,7 +229,9 @@ def test_a_sample_is_named_and_hashed_by_task_row_and_prompt():
     row = make_row("qasper", row_id="x7")
     sample = build_sample(row, make_tokenizer(CHATML), 4096, EOS)
     assert (sample.sample_id, sample.task, sample.row) == ("qasper/x7", "qasper", row)
-    assert sample.prompt_sha256 == hashlib.sha256(render(row).encode()).hexdigest()
+    asked = f"<|im_start|>user\n{render(row)}<|im_end|>\n<|im_start|>assistant\n"
+    assert sample.prompt_sha256 == hashlib.sha256(asked.encode()).hexdigest()
+    assert sample.task_prompt_sha256 == hashlib.sha256(render(row).encode()).hexdigest()
 
 
 def test_samples_are_made_one_by_one():

@@ -49,6 +49,18 @@ class TestWriting:
         assert "code_sim (levenshtein)" in printed
         assert "50.00 (2/200)" in printed
 
+    def test_reasoning_blocks_in_predictions_are_told(self, tmp_path, capsys):
+        _write(tmp_path, "qasper", [_row(), _row("<think>x</think>Paris"), _row("<think>Let me")])
+        assert main([str(tmp_path)]) == 0
+        said = (
+            "2 of 3 predictions of qasper hold a reasoning block (<think>), which is scored as if it were the answer; 1"
+        )
+        assert said in capsys.readouterr().out
+
+    def test_a_byte_order_mark_is_read_over(self, tmp_path):
+        (tmp_path / "qasper.jsonl").write_text(json.dumps(_row()) + "\n", encoding="utf-8-sig")
+        assert main([str(tmp_path)]) == 0
+
     def test_an_existing_result_stays_but_the_table_is_printed(self, tmp_path, capsys):
         _write(tmp_path, "qasper", [_row()])
         (tmp_path / "result.json").write_text('{"qasper": 1.0}')

@@ -17,7 +17,8 @@ from harness.benchmarks.prompting import build_sample
 from harness.engines.hf.generate import Decision, run_reference
 from harness.engines.kvpress.presses import press_for
 from harness.engines.kvpress.process import INTERPRETER, WorkerProcess
-from harness.models import load_tokenizer, prepare_embedded_model
+from harness.models import prepare_embedded_model
+from harness.tokenizer import load_tokenizer
 from policies.registry import build_policy
 from tests.tiny_llama import random_prompt, save_tiny_llama
 

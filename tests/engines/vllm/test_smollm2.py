@@ -8,7 +8,8 @@ from harness.engines.contract import GenerationRequest
 from harness.engines.hf.generate import run_reference
 from harness.engines.vllm.arguments import EngineShape
 from harness.engines.vllm.settings import EvictionSettings
-from harness.models import load_tokenizer, prepare_embedded_model
+from harness.models import prepare_embedded_model
+from harness.tokenizer import load_tokenizer
 from tests.benchmarks.longbench.rows import needs_real_rows, real_rows
 from tests.engines.vllm.live import run_live
 from tests.engines.vllm.test_oracle import follows_reference
