@@ -74,10 +74,7 @@ def load_benchmark(
     if source in TASKS_OF:
         return _made_to_length(source, tasks, making, sample, count_tokens)
     _check_sampling(source, making, sample)
-    if tasks is None and path is not None and (named := task_of_file(Path(path))):
-        tasks = [named.removesuffix("_e") if longbench_e else named]
-    if tasks is None:
-        tasks = LONGBENCH_E_TASKS if longbench_e else tuple(PUBLISHED)
+    tasks = _all_tasks(path, longbench_e) if tasks is None else tasks
     _check_settings(source, path, revision, tasks, limit, on_bad_row, longbench_e)
     folder = None
     if source != "mini":
@@ -87,6 +84,14 @@ def load_benchmark(
         read = {name: _drawn(rows, report, sample, seed) for name, (rows, report) in read.items()}
     rows = [row for task_rows, _ in read.values() for row in task_rows]
     return LoadedBenchmark(rows, {name: report for name, (_, report) in read.items()}, _content_hash(rows, read))
+
+
+def _all_tasks(path: str | None, longbench_e: bool) -> Sequence[str]:
+    """The tasks of a run that names none: that of a single file, else all of LongBench."""
+    named = None if path is None else task_of_file(Path(path))
+    if named is not None:
+        return [named.removesuffix("_e") if longbench_e else named]
+    return LONGBENCH_E_TASKS if longbench_e else tuple(PUBLISHED)
 
 
 def _rows_of(
