@@ -134,7 +134,7 @@ def _eviction_line(metrics: dict[str, Any]) -> str:
     share = 100 * (eviction["share_evicted"] or 0)
     return (
         f"Evictions    {eviction['num_evictions']} in {share:.0f} % of the requests, "
-        f"{eviction['num_evicted_tokens']} tokens a layer, {eviction['eviction_time_s']:.2f} s; "
+        f"{eviction['num_evicted_tokens']} tokens a layer, {_number(eviction['eviction_time_s'], 2)} s; "
         f"{eviction['num_preemptions']} preemptions"
     )
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 GOOD_ENDS = ("stop", "length")
 NUM_NAMED_FAILURES = 3
-SCORING_S = 5.0  # what a run that was told to stop may still wait for scores
+STOPPED_SCORING_S = 5.0  # what a run that was told to stop may still wait for scores
+FAILED_SCORING_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,12 @@ def answer_rows(
     """
     try:
         _answer(engine, rows, prompting, folder, pool, record)
-    except BaseException:
+    except BaseException as error:
+        patience = STOPPED_SCORING_S if isinstance(error, KeyboardInterrupt) else FAILED_SCORING_S
         with contextlib.suppress(Exception):
             record.measure(engine)
         with contextlib.suppress(Exception):
-            write_scores(folder, pool.ready(SCORING_S))
+            write_scores(folder, pool.ready(patience))
         raise
 
 

@@ -104,17 +104,20 @@ def test_a_session_that_crashes_in_order_is_measured_and_its_rows_are_scored(sta
     assert total_tokens_per_s(one) == pytest.approx(tokens / metrics["speed"]["generation_s"], rel=0.01)
 
 
-def test_answers_that_a_kill_left_unscored_count_in_all_but_the_scores(start):
+def test_answers_that_a_kill_left_unscored_count_in_all_but_the_scores(start, capsys):
     folder = start()
     answers = [replace(one, score=None, extra_scores=None, empty=None) for one in by_id(folder).values()]
     replace_predictions(folder, [answers[0], *list(by_id(folder).values())[1:]])
-    write_manifest(folder, replace(read_manifest(folder), status="started", predictions_sha256=None))
+    found = read_manifest(folder)
+    killed = [replace(session, status="started", engine=None, num_measured=0) for session in found.sessions]
+    write_manifest(folder, replace(found, status="started", predictions_sha256=None, sessions=killed))
     (one,) = read_runs([folder])
     assert (one.metrics["num_samples"], one.metrics["num_scored"], one.num_unscored) == (6, 5, 1)
     assert sum(task["num_samples"] for task in one.metrics["tasks"]) == 5
     assert one.metrics["eviction"]["num_evicted_tokens"] == sum(p.num_evicted_tokens for p in answers)
     assert start() == folder
     assert all(p.score is not None for p in by_id(folder).values())
+    assert "KV memory    not measured" in capsys.readouterr().out
 
 
 def test_samples_that_fail_do_not_take_the_figures_of_the_others(start, monkeypatch):
