@@ -162,10 +162,10 @@ def test_a_file_that_may_not_grow_ends_the_run_in_one_message(config, whole, tmp
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
-    """A disk of 64 KiB at the place of the results."""
+    """A disk of 96 KiB at the place of the results: twice the predictions, which are written anew at the end."""
     disk = tmp_path / "runs"
     disk.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     yield disk
@@ -176,7 +176,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
 def test_a_full_disk_ends_the_run_in_one_message_and_loses_nothing(
     config, whole, small_disk, tmp_path, capfd, num_free_bytes
 ):
-    (tmp_path / "runs" / "filler").write_bytes(b"x" * (65536 - num_free_bytes))
+    (tmp_path / "runs" / "filler").write_bytes(b"x" * (96 * 1024 - num_free_bytes))
     process = start(config)
     process.join(GENEROUS_S)
     assert process.exitcode == 3
