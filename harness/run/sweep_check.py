@@ -1,5 +1,7 @@
 """All members of a sweep, checked before the first starts."""
 
+import contextlib
+import io
 from collections.abc import Iterator, Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -35,7 +37,9 @@ def problems_of_members(config: DictConfig) -> list[str]:
         return []
     members: dict[str, list[str]] = {}
     for overrides in _members(config):
-        for problem in _problems(config, overrides):
+        with contextlib.redirect_stderr(io.StringIO()):  # what the run itself will warn of
+            problems = _problems(config, overrides)
+        for problem in problems:
             members.setdefault(problem, []).append(" ".join(overrides))
     return [f"{problem} [{_named(of)}]" for problem, of in members.items()]
 
