@@ -57,6 +57,11 @@ class EvictionReporting:
             raise RuntimeError(self._bad_scores())
         return compactor.host_seconds
 
+    def kept_tokens(self) -> dict[str, Any] | None:
+        """`KeptCounts.read` of this worker's heads; None where all keep equally many."""
+        counts = getattr(self.model_runner.compactor, "kept_counts", None)
+        return None if counts is None else counts.read()
+
     def _bad_scores(self) -> str:
         name = self.model_runner.eviction_policy.name
         return f"policy {name} gave scores that are not finite; its choices are arbitrary"

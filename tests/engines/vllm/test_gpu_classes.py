@@ -125,7 +125,7 @@ def test_a_scheduler_evicts_before_it_does_what_its_stock_class_does(ours, stock
 )
 def test_a_worker_is_the_stock_one_that_reports(ours, stock):
     assert ours.__mro__[1:3] == (EvictionReporting, stock)
-    own = {"record_resident", "eviction_seconds", "_bad_scores"}
+    own = {"record_resident", "eviction_seconds", "kept_tokens", "_bad_scores"}
     assert not any(hasattr(stock, name) for name in own)
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.engines.contract import GenerationRequest
+from harness.engines.contract import GenerationRequest, KeptTokens
 from harness.engines.hf.generate import run_reference
 from harness.engines.vllm.settings import EvictionSettings
+from policies import Phase
 from policies.registry import policy_class
 from tests.engines.vllm.live import live_engine, record_decisions, record_logits, runner_of, scheduler_of
 from tests.engines.vllm.ragged_policies import registered
@@ -42,7 +43,14 @@ def run(shape, name, options, budget=BUDGET, requests=REQUESTS):
         texts = {result.request_id: result.token_ids for result in engine.generate(requests)}
         stats = engine.stats()
     assert stats.free_blocks_at_end == stats.num_blocks - 1
+    assert stats.kept == (kept_of_prompts(decisions) if engine.policy.allocation == "ragged" else None)
     return texts, decisions, logits
+
+
+def kept_of_prompts(decisions):
+    """What a run says that layers and heads kept."""
+    of_prompts = [one for all_of_it in decisions.values() for one in all_of_it if one.phase is Phase.PREFILL_END]
+    return KeptTokens.over([[[len(head) for head in heads] for heads in one.kept] for one in of_prompts])
 
 
 def by_head(decisions):

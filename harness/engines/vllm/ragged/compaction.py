@@ -17,6 +17,7 @@ from harness.engines.vllm.compaction import Compactor
 from harness.engines.vllm.groups import Alike, Group, Part, Victim
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.paged import PagedValues, PageGrid, SlotAddress
+from harness.engines.vllm.ragged.kept_tokens import KeptCounts
 from harness.engines.vllm.ragged.moves import plan_moves, slots_of
 from harness.engines.vllm.ragged.placement import NULL_PAGE, Placement
 from harness.engines.vllm.ragged.table import PageTable
@@ -78,6 +79,7 @@ class RaggedCompactor(Compactor):
 
     Attributes:
         table: who holds which page.
+        kept_counts: what layers and heads kept of prompts.
         measured: request -> tokens that stayed on average, where the data decide how many.
     """
 
@@ -85,6 +87,7 @@ class RaggedCompactor(Compactor):
         """As `Compactor`; `table`: who holds which page."""
         super().__init__(*args, **kwargs)
         self.table = table
+        self.kept_counts = KeptCounts()
         self.measured: dict[str, int] = {}
         self._placement = Placement(self._layout.grid)
         self._scorer = RaggedScorer(self._policy, self._layout, self._observers, kwargs["average_over_ranks"])
@@ -160,7 +163,10 @@ class RaggedCompactor(Compactor):
         policy, alike = self._policy, group.alike
         ranking = rank(policy, alike.phase, scores, positions, group.lengths, group.num_seen, alike.num_keep)
         shares = policy.split(ranking)
-        self._compact(group, select_ragged(ranking, shares), num_kept(ranking, shares))
+        counts = num_kept(ranking, shares)
+        if alike.phase is Phase.PREFILL_END:
+            self.kept_counts.add(counts)
+        self._compact(group, select_ragged(ranking, shares), counts)
         self._give_back(group, shares, ranking)
         if self._kept is not None:
             self._kept.evicted(group.request_ids, alike.num_keep)
