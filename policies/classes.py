@@ -5,10 +5,12 @@ pool frees whole blocks only, a page of each row, so what is left of the last bl
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 
-from policies.base import Phase, Policy, Ranking
+from policies.base import Phase, Policy, Ranking, Unit, View
 from policies.shares import split_by_wishes
 
 Rows = Sequence[Sequence[bool]]
@@ -60,3 +62,33 @@ class WholeRows:
                 whole[layer, :, head] = flag
         wishes = ranking.lengths.double().where(whole, budget)
         return split_by_wishes(ranking, wishes, over_layers=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOrAll(WholeRows, Policy):
+    """A policy whose second class keeps sinks and a window, by position alone; `for_model` names the first class."""
+
+    allocation: ClassVar[Literal["ragged"]] = "ragged"
+    per_head: ClassVar[bool] = True
+
+    @property
+    def prefill_unit(self) -> Unit:
+        """Whole pages."""
+        return Unit.BLOCK
+
+    @property
+    def decode_unit(self) -> Unit:
+        """Whole pages."""
+        return Unit.BLOCK
+
+    def plan(self, phase: Phase, num_resident: int, num_seen: int | None = None) -> int:
+        """The mean over both classes."""
+        return self.plan_classes(phase, num_resident, num_seen)
+
+    def score(self, view: View) -> torch.Tensor:
+        """The position itself, float32 [N, H or 1, T]: exact below 2^24."""
+        return view.positions.float()
+
+    def split(self, ranking: Ranking) -> torch.Tensor:
+        """Everything, or a window; int64 [L, N, H]."""
+        return self.split_classes(ranking)

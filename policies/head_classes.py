@@ -3,17 +3,14 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-import torch
-
-from policies.base import Phase, Policy, Ranking, Unit, View
-from policies.classes import WholeRows, with_whole_rows
+from policies.classes import WindowOrAll, with_whole_rows
 from policies.options import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadClasses(WholeRows, Policy):
+class HeadClasses(WindowOrAll):
     """Chosen KV heads keep every token; each other head keeps `protect_first` sinks and the most recent, C in all.
 
     Source: DuoAttention's inference (retrieval heads and streaming heads), HeadKV's in its simplest form (two budgets).
@@ -34,8 +31,6 @@ class HeadClasses(WholeRows, Policy):
     """
 
     name: ClassVar[str] = "head_classes"
-    allocation: ClassVar[Literal["ragged"]] = "ragged"
-    per_head: ClassVar[bool] = True
 
     protect_first: int = 4
     heads: tuple[tuple[int, int], ...] | None = None
@@ -50,16 +45,6 @@ class HeadClasses(WholeRows, Policy):
         if self.heads is not None:
             object.__setattr__(self, "heads", tuple(_pair(entry) for entry in _entries(self.heads)))
         super().__post_init__()
-
-    @property
-    def prefill_unit(self) -> Unit:
-        """Whole pages."""
-        return Unit.BLOCK
-
-    @property
-    def decode_unit(self) -> Unit:
-        """Whole pages."""
-        return Unit.BLOCK
 
     def for_model(self, num_layers: int, num_kv_heads: int) -> Self:
         """A copy that knows which heads keep everything.
@@ -82,18 +67,6 @@ class HeadClasses(WholeRows, Policy):
         return with_whole_rows(
             self, [[(layer, head) in chosen for head in range(num_kv_heads)] for layer in range(num_layers)]
         )
-
-    def plan(self, phase: Phase, num_resident: int, num_seen: int | None = None) -> int:
-        """The mean over both classes."""
-        return self.plan_classes(phase, num_resident, num_seen)
-
-    def score(self, view: View) -> torch.Tensor:
-        """The position itself, float32 [N, H or 1, T]: exact below 2^24."""
-        return view.positions.float()
-
-    def split(self, ranking: Ranking) -> torch.Tensor:
-        """Everything, or a window; int64 [L, N, H]."""
-        return self.split_classes(ranking)
 
 
 def _entries(heads: Any) -> list[Any]:  # noqa: ANN401, options come from YAML

@@ -1,17 +1,14 @@
 """MixAttention (Rajput et al., arXiv 2409.15012) without its training: a window on most layers."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
-import torch
-
-from policies.base import Phase, Policy, Ranking, Unit, View
-from policies.classes import WholeRows, with_whole_rows
+from policies.classes import WindowOrAll, with_whole_rows
 from policies.options import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixAttention(WholeRows, Policy):
+class MixAttention(WindowOrAll):
     """Every `full_every`-th layer keeps all tokens; each other layer keeps the C most recent ones.
 
     Source: the paper, whose models are trained so, and the blog of Character.AI that it follows (one layer in six is
@@ -24,13 +21,11 @@ class MixAttention(WholeRows, Policy):
 
     Attributes:
         full_every: 1 in so many layers is full.
-        full_first: the first of them. The paper finds that long contexts need a full layer in the middle or the end.
+        full_first: the first of them. Long contexts depend on which layers are full, the paper finds.
         protect_first: sinks of the windowed layers, 0 as in the paper.
     """
 
     name: ClassVar[str] = "mix_attention"
-    allocation: ClassVar[Literal["ragged"]] = "ragged"
-    per_head: ClassVar[bool] = True
 
     full_every: int = 6
     full_first: int = 0
@@ -41,16 +36,6 @@ class MixAttention(WholeRows, Policy):
         check_range("policy.options.full_first", self.full_first, 0)
         super().__post_init__()
 
-    @property
-    def prefill_unit(self) -> Unit:
-        """Whole pages."""
-        return Unit.BLOCK
-
-    @property
-    def decode_unit(self) -> Unit:
-        """Whole pages."""
-        return Unit.BLOCK
-
     def for_model(self, num_layers: int, num_kv_heads: int) -> Self:
         """A copy that knows which layers keep everything.
 
@@ -60,15 +45,3 @@ class MixAttention(WholeRows, Policy):
         check_range("policy.options.full_first", self.full_first, 0, num_layers - 1, f"a model of {num_layers} layers")
         full = set(range(self.full_first, num_layers, self.full_every))
         return with_whole_rows(self, [[layer in full] * num_kv_heads for layer in range(num_layers)])
-
-    def plan(self, phase: Phase, num_resident: int, num_seen: int | None = None) -> int:
-        """The mean over all layers."""
-        return self.plan_classes(phase, num_resident, num_seen)
-
-    def score(self, view: View) -> torch.Tensor:
-        """The position itself, float32 [N, H or 1, T]: exact below 2^24."""
-        return view.positions.float()
-
-    def split(self, ranking: Ranking) -> torch.Tensor:
-        """Everything, or a window; int64 [L, N, H]."""
-        return self.split_classes(ranking)
