@@ -1,10 +1,12 @@
 """What runs of several engines, machines and options are held against, and what is said of them."""
 
+import csv
 from dataclasses import replace
 
 import pytest
 
 from harness.benchmarks.mini.generate import generate
+from harness.compare import main as compare
 from harness.report.figures.all import report_looks
 from harness.report.figures.speed import throughput_figures
 from harness.report.reading.runs import Group, make_groups, read_runs
@@ -12,6 +14,7 @@ from harness.report.tables.conditions import BUDGET_MEANING, setting, warnings
 from harness.report.tables.costs import memory_table, speed_table
 from harness.report.tables.differences import Differences, difference_tables, find_differences
 from harness.report.tables.scores import accuracy_table
+from harness.store.manifest import read_manifest, write_manifest
 from tests.report.synthetic import write_run
 
 KVPRESS = {"name": "kvpress"}
@@ -158,3 +161,32 @@ def test_runs_of_different_code_are_noticed_but_not_those_of_different_policies(
     for run, (shared, own) in zip(group.runs, codes, strict=True):
         object.__setattr__(run, "manifest", replace(run.manifest, code_sha256=shared, own_code=own))
     assert any("different versions" in warning for warning in warnings(group)) is differ
+
+
+def test_the_report_and_the_command_give_the_same_p_values(tmp_path, capsys):
+    tasks = ("qasper", "lcc")
+    folders = [write_run(tmp_path, policy, budget, tasks=tasks) for policy, budget in (("full", None), ("window", 64))]
+    folders.append(write_run(tmp_path, "random", 64, tasks=tasks))
+    assert compare([*map(str, folders), "--out", str(tmp_path / "compared.csv")]) == 0
+    assert "adjusted over all tasks shown" in capsys.readouterr().out
+    with (tmp_path / "compared.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    averages, tables = differences_of(group_of(tmp_path))
+    records = {(one["run_id"], one["name"]): one for one in (*averages.records, *tables.records)}
+    ids = {folder.name: read_manifest(folder).run_id for folder in folders}
+    assert len(rows) == len(records) == 6
+    for row in rows:
+        record = records[ids[row["run_b"]], row["task"]]
+        assert [float(row[key]) for key in ("p", "p_holm", "ci_low")] == pytest.approx(
+            [record[key] for key in ("p", "p_holm", "ci_low")]
+        )
+
+
+def test_runs_of_different_software_are_noticed_in_report_and_command(tmp_path, capsys):
+    folders = [write_run(tmp_path), write_run(tmp_path, "window", 256)]
+    changed = read_manifest(folders[1])
+    write_manifest(folders[1], replace(changed, versions=changed.versions | {"vllm": "0.33.0"}))
+    said = "made with different software: vllm 0.32.0, 0.33.0."
+    assert any(said in warning for warning in warnings(group_of(tmp_path)))
+    assert compare([str(folder) for folder in folders]) == 0
+    assert said in capsys.readouterr().out

@@ -36,6 +36,7 @@ CONFIG: dict[str, Any] = {
     "view": {"stroke": None},
     "axis": {"gridColor": "#dddddd", "titleFontWeight": "normal", "labelLimit": 400},
     "legend": {"orient": "bottom", "title": None, "labelLimit": 0},
+    "title": {"fontSize": 11, "fontWeight": "normal"},
     "header": {"title": None, "labelFontSize": 11, "labelLimit": 0},
 }
 
@@ -111,7 +112,7 @@ def declaration(figure: Figure) -> dict[str, Any]:
     whole: dict[str, Any] = {"$schema": SCHEMA, "config": CONFIG | {"legend": _legend(figure)}}
     whole |= {"data": {"values": list(figure.rows)}, "params": [{"name": "at", "value": -1}]}
     if not several:
-        return whole | unit
+        return whole | unit | ({"title": figure.panels[0]} if figure.panels[0] else {})
     facet = {"field": "panel", "type": "nominal", "sort": list(figure.panels), "title": None}
     scale = {axis: "shared" if axis in figure.common else "independent" for axis in ("x", "y", "xOffset")}
     columns = min(len(figure.panels), PANELS_A_ROW)

@@ -19,7 +19,7 @@ from harness.store.predictions import Prediction
 BUDGET_AXIS = "Budget (tokens per layer and KV head)"
 MEMORY_PANEL, TIME_PANEL = "KV memory of a request, % of full cache", "Time a sample, % of full cache"
 BARS = "Bars: 95 % intervals; dotted: that of the full cache."
-MIN_LENGTHS = 2
+MIN_LENGTHS, MAX_LENGTHS = 2, 12
 SMALLEST_LENGTH = 512
 LONGBENCH_E_AXIS = "Length of the row (LongBench-E: words)"
 TOKENS_AXIS = "Prompt tokens"
@@ -143,7 +143,8 @@ def _lengths(group: Group) -> tuple[str, Callable[[Prediction], str]]:
     benchmark = group.runs[0].manifest.config["benchmark"]
     if benchmark["longbench_e"]:
         return LONGBENCH_E_AXIS, lambda one: bucket_of(one.length)
-    if all(task not in PUBLISHED for run in group.runs for task in run.scores):
+    lengths = {one.length for run in group.runs for one in run.predictions}
+    if len(lengths) <= MAX_LENGTHS and all(task not in PUBLISHED for run in group.runs for task in run.scores):
         return "Length set by the benchmark (tokens)", lambda one: str(one.length)
     return TOKENS_AXIS, _power_of_two
 

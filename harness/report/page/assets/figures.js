@@ -26,6 +26,7 @@ function pageConfig(names, width) {
     font: "system-ui, sans-serif",
     axis: { ...looks.config.axis, ...text, gridColor: rule, domainColor: soft, tickColor: soft, labelFontSize: 11, titleFontSize: 12 },
     legend: { ...looks.config.legend, ...text, columns: Math.max(1, Math.floor(width / (longest * 6 + 35))), labelFontSize: 11, disable: isNarrow && names.length > MANY_NAMES },
+    title: { color: ink, fontSize: 12, fontWeight: "normal" },
     header: { ...looks.config.header, ...text, labelColor: ink, labelFontSize: 12 },
     rule: { color: ink },
   };
@@ -37,7 +38,8 @@ function layOut(figure, rows, panels, width) {
   const unit = structuredClone(figure.unit);
   if (figure.panels.length === 1) {
     const fitted = { width: unit.width ?? Math.floor(width), height: unit.height ?? Math.min(320, Math.max(190, width * 0.55)) };
-    return { ...spec, ...unit, ...fitted, ...(unit.width ? {} : { autosize: { type: "fit-x", contains: "padding" } }) };
+    const title = panels[0] ? { title: panels[0] } : {};
+    return { ...spec, ...unit, ...fitted, ...title, ...(unit.width ? {} : { autosize: { type: "fit-x", contains: "padding" } }) };
   }
   const size = unit.width ?? 250;
   const columns = Math.max(1, Math.min(panels.length, MANY_PANELS, Math.floor(width / (size + 70))));
