@@ -34,8 +34,8 @@ $(STAMP): pyproject.toml .ci/cpu-overrides.txt
 	@for other in $(filter-out $(STAMP),$(wildcard $(VENV)/.setup-*)); do echo "removing $(VENV) of $$other"; rm -rf $(VENV); done
 	@[[ -x $(BIN)/python ]] || if command -v uv >/dev/null; then uv venv --python "$(PYTHON)" $(VENV); else "$(PYTHON)" -m venv $(VENV); fi
 	@[[ -x "$(UV)" ]] || $(BIN)/python -m pip install --quiet uv
-	"$(UV)" pip install --python $(BIN)/python $(OPTIONS_$(EXTRA)) -e ".[$(EXTRA),kvpress,dev]"
-	"$(UV)" pip install --python $(BIN)/python --no-deps $(KVPRESS)
+	"$(UV)" pip install --compile-bytecode --python $(BIN)/python $(OPTIONS_$(EXTRA)) -e ".[$(EXTRA),kvpress,dev]"
+	"$(UV)" pip install --compile-bytecode --python $(BIN)/python --no-deps $(KVPRESS)
 	$(BIN)/python -m harness.models
 	@touch $@
 
@@ -47,7 +47,7 @@ setup-kvpress: $(PEER_STAMP) ## .venv-kvpress, where engine=kvpress runs: kvpres
 
 $(PEER_STAMP): | $(STAMP)
 	@[[ -x $(PEER)/bin/python ]] || "$(UV)" venv --python $(BIN)/python $(PEER)
-	"$(UV)" pip install --python $(PEER)/bin/python $(if $(filter cpu,$(EXTRA)),$(CPU_TORCH)) $(PEER_PACKAGES)
+	"$(UV)" pip install --compile-bytecode --python $(PEER)/bin/python $(if $(filter cpu,$(EXTRA)),$(CPU_TORCH)) $(PEER_PACKAGES)
 	@touch $@
 
 peer-check: setup setup-kvpress ## kept positions against those of kvpress, a few minutes

@@ -61,8 +61,9 @@ def policy_class(name: str) -> type[Policy]:
     Raises:
         ValueError: unknown name, the message lists the known ones, the closest first; or a name taken twice.
     """
-    available = _all_policies()
-    if name in BUILT_IN and name in (third_party := _third_party()):
+    third_party = _third_party()
+    available = {**third_party, **BUILT_IN}
+    if name in BUILT_IN and name in third_party:
         raise ValueError(
             f"policy.name={name} is built in, and {third_party[name]} is registered by it too. Rename that."
         )

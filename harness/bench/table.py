@@ -10,6 +10,7 @@ from harness.bench.summary import Spread, Summary
 PLAIN_WIDTH = 120
 MIB = 1024**2
 NO_VALUE = "-"
+MOST_ALONE = 0.2  # of the steps
 
 
 def print_summaries(title: str, summaries: Sequence[Summary]) -> None:
@@ -20,6 +21,19 @@ def print_summaries(title: str, summaries: Sequence[Summary]) -> None:
     for name, cells in ((title, _throughput), ("Latency", _latency), ("KV memory and evictions", _memory)):
         console.print(_table(name, [(one.first["label"], cells(one)) for one in summaries]))
     console.print("Medians over repeats (least to largest). Ratios of output tokens/s are taken repeat by repeat.")
+    for warning in _warnings(summaries):
+        console.print(warning)
+
+
+def _warnings(summaries: Sequence[Summary]) -> list[str]:
+    """A load that ends with one request at a time says little about throughput."""
+    shares = [(one.first, one.spread("alone_share")) for one in summaries]
+    return [
+        f"warning: {first['label']} ran a single request in {_percent(share)} of its steps, so its figure is more of "
+        "latency than of throughput. Use more requests (load.num_requests) or a larger pool (engine.num_kv_blocks)."
+        for first, share in shares
+        if share is not None and first["num_requests"] > 1 and share.median > MOST_ALONE
+    ]
 
 
 def _table(title: str, rows: Sequence[tuple[str, dict[str, str]]]) -> Table:
@@ -63,7 +77,7 @@ def _memory(summary: Summary) -> dict[str, str]:
         "mean MiB": _middle(summary.spread("mean_kv_bytes"), 1, 1 / MIB),
         "preemptions": _middle(summary.spread("num_preemptions")),
         "evictions": _middle(summary.spread("num_evictions")),
-        "compaction": _percent(summary.spread("eviction_share")),
+        "evicting": _percent(summary.spread("eviction_share")),
         "of decode": _percent(summary.spread("eviction_share_of_decode")),
     }
 

@@ -77,7 +77,8 @@ class ScriptedServer:
             stats,
             num_steps=stats.num_steps + num_steps,
             num_evictions=stats.num_evictions + (7 if self.evicts else 0),
-            eviction_time_s=stats.eviction_time_s + 0.25,
+            eviction_time_s=stats.eviction_time_s + 0.5,
+            decode_eviction_time_s=stats.decode_eviction_time_s + 0.25,
             block_usage=[*stats.block_usage, *usage],
         )
 

@@ -78,7 +78,7 @@ def test_a_row_has_the_rates_of_the_timed_part_and_the_counts_of_its_repeat(tmp_
         assert row["output_tok_s"] == pytest.approx(4 * 8 / 0.08)
         assert row["total_tok_s"] == pytest.approx(4 * (96 + 8) / 0.08)
         assert (row["num_evictions"], row["peak_blocks"], row["peak_prefill_blocks"]) == (7, 17, 10)
-        assert row["eviction_share"] == pytest.approx(0.25 / 0.08)
+        assert row["eviction_share"] == pytest.approx(0.5 / 0.08)
         assert row["eviction_share_of_decode"] == pytest.approx(0.25 / 0.07, rel=1e-3)
         assert row["peak_kv_bytes"] == 17 * 1000
 

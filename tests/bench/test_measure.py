@@ -79,6 +79,7 @@ AFTER = replace(
     num_evicted_tokens=256,
     num_preemptions=1,
     eviction_time_s=0.75,
+    decode_eviction_time_s=0.125,
     block_usage=[
         *BEFORE.block_usage,
         BlockUsageSample(1.1, 0, 0),
@@ -95,7 +96,14 @@ def test_counts_are_of_this_load_alone_and_the_mean_is_over_time():
     assert (memory.peak_blocks, memory.peak_prefill_blocks, memory.num_steps) == (8, 6, 4)
     assert memory.mean_blocks == pytest.approx((4 * 1 + 6 * 1 + 8 * 3) / 5)
     assert (memory.num_evictions, memory.num_evicted_tokens, memory.num_preemptions) == (5, 160, 0)
-    assert (memory.decode_s, memory.eviction_time_s) == (3.0, 0.25)
+    assert (memory.decode_s, memory.eviction_time_s, memory.decode_eviction_time_s) == (3.0, 0.25, 0.125)
+    assert memory.alone_share == 0
+
+
+def test_steps_with_one_request_are_counted():
+    usage = [BlockUsageSample(60.0, 1, 1), BlockUsageSample(61.0, 1, 1), BlockUsageSample(62.0, 0, 0)]
+    more = replace(AFTER, block_usage=[*AFTER.block_usage, *usage])
+    assert memory_between(BEFORE, more).alone_share == pytest.approx(2 / 5)
 
 
 def test_blocks_that_stay_taken_are_an_error():
