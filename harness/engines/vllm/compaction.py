@@ -18,7 +18,7 @@ from harness.engines.vllm.observers import Observers
 from harness.engines.vllm.paged import PagedValues
 from harness.engines.vllm.rotation import places_lost, turn_back
 from harness.engines.vllm.scoring import Scorer
-from harness.engines.vllm.slices import bytes_a_token, cut, rows_at_once
+from harness.engines.vllm.slices import bytes_a_head, cut, rows_at_once
 from policies import Phase, Policy
 from policies.selection import item_size, lowest, rank, staying
 
@@ -131,10 +131,16 @@ class Compactor:
 
     def _rows_at_once(self, alike: Alike) -> int:
         """How many requests times layers are compacted at once."""
-        grid = self._layout.grid
-        queries = self._observers.queries_a_head(grid.num_heads) if self._observers else 0
-        a_token = bytes_a_token(self._policy, self._layout.head_size, queries)
-        return rows_at_once(a_token * grid.num_heads * alike.num_before, self._device)
+        grid, leaving = self._layout.grid, alike.num_before - alike.num_keep
+        a_head = bytes_a_head(
+            self._policy,
+            self._layout.head_size,
+            self._observers.queries_a_head(grid.num_heads) if self._observers else 0,
+            num_tokens=alike.num_before,
+            num_scored=alike.num_before - alike.num_old_blocks * grid.block_size,
+            num_moved=leaving if alike.phase is Phase.DECODE else alike.num_keep,
+        )
+        return rows_at_once(a_head * grid.num_heads, self._device)
 
     def _gather(self, victims: list[Victim], alike: Alike) -> Group:
         request_ids = [victim.request_id for victim in victims]

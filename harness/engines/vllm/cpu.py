@@ -7,6 +7,7 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from harness.engines.vllm.allocator import keep_freed_memory
 from harness.engines.vllm.layout import CpuLayout
 from harness.engines.vllm.ragged.runner import RaggedRunning
 from harness.engines.vllm.refusals import refuse_cpu_kernels
@@ -33,6 +34,7 @@ class EvictionCPUWorker(EvictionReporting, CPUWorker):
 
     def init_device(self) -> None:
         """As stock, then put our runner in the place of the stock one, which holds no weights yet."""
+        keep_freed_memory()
         super().init_device()
         runner = RaggedCPUModelRunner if is_ragged(self.vllm_config) else EvictionCPUModelRunner
         self.model_runner = runner(self.vllm_config, torch.device("cpu"))

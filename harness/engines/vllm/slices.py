@@ -10,25 +10,29 @@ import torch
 
 from policies import Policy, Signal
 
-TRANSIENT_BYTES = {"cpu": 8 << 20, "cuda": 1 << 30}
+TRANSIENT_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
 CHOICE_BYTES = 96  # positions, scores, ranks and their order, for each token
 FLOAT_BYTES = 4
 
 
-def bytes_a_token(policy: Policy, head_size: int, queries_a_head: int) -> int:
-    """What scoring and moving a token holds for a moment, for one layer and KV head.
+def bytes_a_head(
+    policy: Policy, head_size: int, queries_a_head: int, *, num_tokens: int, num_scored: int, num_moved: int
+) -> int:
+    """What scoring, choosing and moving holds for a moment, for one layer and KV head of a request.
 
     Args:
         policy: names its signals.
         head_size: D.
         queries_a_head: queries that every key of a KV head is multiplied with.
+        num_tokens: tokens to choose among.
+        num_scored: of those, the ones that need a score.
+        num_moved: tokens that change their slot.
     """
-    states = 2  # the copies that move
-    if Signal.KEYS in policy.signals or policy.cache_positions:
-        states += 3
-    if Signal.VALUES in policy.signals:
-        states += 2
-    return CHOICE_BYTES + FLOAT_BYTES * (states * head_size + 3 * queries_a_head)
+    states = 3 * (Signal.KEYS in policy.signals) + 2 * (Signal.VALUES in policy.signals)
+    floats = num_scored * (states * head_size + 3 * queries_a_head) + num_moved * 2 * head_size
+    if policy.cache_positions:
+        floats += num_tokens * 3 * head_size
+    return num_tokens * CHOICE_BYTES + FLOAT_BYTES * floats
 
 
 def rows_at_once(bytes_a_row: int, device: torch.device) -> int:

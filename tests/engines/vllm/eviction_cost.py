@@ -1,4 +1,4 @@
-"""What evicting while decoding costs a step, policy by policy: `python -m tests.engines.vllm.eviction_cost [POLICY ...]`.
+"""What evicting while decoding costs a step: `python -m tests.engines.vllm.eviction_cost [POLICY ...]`.
 
 No model and no engine: compactor and observers on caches of SmolLM2's shape (30 layers, 3 KV heads, 9 query heads, head
 size 64, blocks of 32), one thread, CPU time of the main thread. Requests hold the budget, so that every step evicts (of
