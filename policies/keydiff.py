@@ -34,7 +34,7 @@ class KeyDiff(Granular):
     def score(self, view: View) -> torch.Tensor:
         """-cos(K, mu), float32 [N, H, T]."""
         keys = view.keys.float()
-        inverse = keys.square().sum(dim=-1, keepdim=True).clamp_min(EPS**2).rsqrt()  # a sum is quicker than a norm
-        anchor = keys.transpose(-1, -2) @ inverse  # the sum; a cosine does not ask for the length
-        towards = keys @ (anchor / vector_norm(anchor, dim=-2, keepdim=True).clamp_min(EPS))
-        return -(towards * inverse).squeeze(-1)
+        inverse = keys.square().sum(dim=-1).clamp_min(EPS**2).rsqrt()[..., None, :]  # a sum is quicker than a norm
+        anchor = inverse @ keys  # the sum [N, H, 1, D]: a cosine does not ask for the length
+        anchor = anchor / vector_norm(anchor, dim=-1, keepdim=True).clamp_min(EPS)
+        return -(anchor @ keys.transpose(-1, -2) * inverse).squeeze(-2)

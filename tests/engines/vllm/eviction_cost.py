@@ -10,6 +10,7 @@ import time
 
 import torch
 
+from harness.engines.vllm.allocator import keep_freed_memory
 from harness.engines.vllm.compaction import Compactor, Victim
 from harness.engines.vllm.layout import CpuLayout
 from harness.engines.vllm.observers import QUERY_SIGNALS, Observers
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
+    keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"{options.requests} requests, budget {options.budget}, CPU ms a decode step")
