@@ -16,6 +16,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from harness.engines.contract import EngineStats, GenerationRequest, GenerationResult
 from harness.engines.vllm.arguments import EngineShape, stock_arguments
 from harness.engines.vllm.llm import VllmEngine, sampling_params
+from harness.engines.vllm.plan import most_after_eviction
 from harness.engines.vllm.settings import EvictionSettings
 from policies import Phase, Policy, Unit
 
@@ -141,10 +142,41 @@ def assert_blocks_match_lengths(scheduler: Scheduler, runner: CPUModelRunner, po
         assert len(set(blocks)) == len(blocks)
         assert runner.requests[request.request_id].block_ids[0] == blocks
         if policy.evicts and policy.decode_unit is not Unit.NONE and scheduler._states[request.request_id].prefilled:
-            assert resident <= policy.budget + policy.block_size
+            assert resident <= most_after_eviction(policy, request.num_computed_tokens) + policy.block_size
         held += len(blocks)
     pool = scheduler.kv_cache_manager.block_pool
     assert held == pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+
+
+def assert_pages_have_one_owner(runner: CPUModelRunner, scheduler: Scheduler) -> int:
+    """Every page of a request's blocks belongs to one layer and head, and holds no token twice.
+
+    Returns:
+        Requests that were looked at, those that were evicted from.
+    """
+    table, grid, positions = runner.compactor.table, runner.compactor._layout.grid, runner.compactor.positions
+    manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+    num_seen = 0
+    for request in scheduler.running:
+        name = request.request_id
+        if not manager.num_evicted.get(name) or name not in runner.requests:
+            continue
+        num_seen += 1
+        blocks = runner.requests[name].block_ids[0]
+        row = table.hold([name], [blocks])
+        counts = table.num_pages(row, len(blocks))[:, 0]
+        pages = table.read(row, table.longest([name]))[:, 0]
+        owned = [
+            pages[layer, head, : counts[layer, head]] for layer in range(len(pages)) for head in range(len(pages[0]))
+        ]
+        bag = grid.numbers(torch.tensor([blocks])).flatten()
+        assert torch.cat(owned).sort().values.tolist() == bag.sort().values.tolist()
+        resident = runner._num_resident[name]
+        for mine, count in zip(owned, counts.flatten().tolist(), strict=True):
+            held = positions.read(mine, resident + (count - len(blocks)) * grid.block_size)
+            assert len(held.unique()) == len(held), "no token twice"
+            assert held.max() < request.num_computed_tokens
+    return num_seen
 
 
 def make_asynchronous(arguments: dict) -> LLMEngine:

@@ -18,13 +18,27 @@ from harness.engines.vllm.arguments import EngineShape
 from harness.engines.vllm.llm import VllmEngine, sampling_params
 from harness.engines.vllm.scheduler import peak_resident_tokens
 from harness.engines.vllm.settings import CONFIG_KEY, EvictionSettings
-from tests.engines.vllm.live import assert_blocks_match_lengths, live_engine, runner_of, scheduler_of
+from policies.registry import policy_class
+from tests.engines.vllm.live import (
+    assert_blocks_match_lengths,
+    assert_pages_have_one_owner,
+    live_engine,
+    runner_of,
+    scheduler_of,
+)
 from tests.policy_names import EQUAL
 from tests.tiny_llama import random_prompt, save_tiny_llama
 
 BLOCK = 32
 MAX_MODEL_LEN = 512
 SMALL = {"lagkv": {"lag": 24}, "cascading": {"protect_first": 4}, "snapkv": {"window": 16}, "chunkkv": {"window": 16}}
+RAGGED = {
+    "ada_kv": {"window": 16},
+    "corm": {"window": 8, "protect_last": 24},
+    "kv_compress": {"protect_last": 16},
+    "mix_attention": {"full_every": 3},
+    "pyramid_kv": {},
+}
 CHUNKED = {"cascading", "paged_eviction", "streaming_llm", "random", "inverse_key_l2", "keydiff", "h2o", "tova"}
 
 
@@ -49,10 +63,10 @@ class SoakReport:
 
 def random_settings(rng: random.Random, name: str) -> EvictionSettings:
     """Settings of one round."""
-    options = dict(SMALL.get(name, {}))
+    options = dict((SMALL | RAGGED).get(name, {}))
     if name in CHUNKED and rng.random() < 0.4:
         options |= {"prefill": "chunked", "prefill_chunk": rng.choice([32, 64, 96])}
-    budget = None if name == "full" else BLOCK * rng.choice([2, 3, 4, 8])
+    budget = BLOCK * rng.choice([2, 3, 4, 8]) if policy_class(name).takes_budget else None
     return EvictionSettings(name, budget, options, reserve=rng.random() < 0.3)
 
 
@@ -86,7 +100,8 @@ def random_arrivals(rng: random.Random, num_requests: int) -> list[Arrival]:
 def serve(engine: VllmEngine, arrivals: list[Arrival]) -> tuple[dict[str, list[int]], dict[str, dict], set[str]]:
     """Texts and eviction records of what finished, and the ids of what was aborted; accounting checked every step."""
     llm = engine.llm_engine
-    scheduler, runner, policy = scheduler_of(llm), runner_of(llm), engine.policy
+    scheduler, runner = scheduler_of(llm), runner_of(llm)
+    policy = runner.eviction_policy
     waiting, step = list(arrivals), 0
     texts, records, aborted = {}, {}, set()
     while waiting or llm.has_unfinished_requests():
@@ -106,6 +121,8 @@ def serve(engine: VllmEngine, arrivals: list[Arrival]) -> tuple[dict[str, list[i
                 texts[output.request_id] = list(output.outputs[0].token_ids)
                 records[output.request_id] = output.kv_transfer_params[CONFIG_KEY]
         assert_blocks_match_lengths(scheduler, runner, policy)
+        if policy.allocation == "ragged":
+            assert_pages_have_one_owner(runner, scheduler)
         step += 1
         assert step < 100_000, "the engine makes no progress"
     pool = scheduler.kv_cache_manager.block_pool
@@ -126,7 +143,9 @@ def soak_round(seed: int, name: str, model: Path, num_requests: int, report: Soa
                 alone |= serve(engine, [Arrival(arrival.request, 0, None)])[0]
         for arrival in arrivals:
             if arrival.request.request_id in texts:
-                check_peak(engine.policy, arrival.request, records[arrival.request.request_id])
+                check_peak(
+                    runner_of(engine.llm_engine).eviction_policy, arrival.request, records[arrival.request.request_id]
+                )
         stats = engine.stats()
     undisturbed = [name for name in texts if not records[name]["num_preemptions"]]
     report.counts.update(
@@ -159,7 +178,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     end, report, seed = time.monotonic() + arguments.minutes * 60, SoakReport(), arguments.seed
-    names = sorted(EQUAL)
+    names = sorted(EQUAL) + sorted(RAGGED)
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_llama(Path(folder) / "tiny")
         while time.monotonic() < end:

@@ -5,7 +5,9 @@ import pytest
 from tests.engines.vllm.soak import SoakReport, soak_round
 
 
-@pytest.mark.parametrize(("seed", "name"), [(1, "paged_eviction"), (2, "h2o"), (3, "snapkv"), (4, "full")])
+@pytest.mark.parametrize(
+    ("seed", "name"), [(1, "paged_eviction"), (2, "h2o"), (3, "snapkv"), (4, "full"), (5, "kv_compress")]
+)
 def test_random_load_leaks_and_loses_nothing(tiny_model, seed, name):
     report = SoakReport()
     soak_round(seed, name, tiny_model, num_requests=25, report=report)
