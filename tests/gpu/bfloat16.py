@@ -20,6 +20,7 @@ SETTINGS = {
     "keydiff in chunks": ("keydiff", CHUNKED),
 }
 BY_POSITION = ("streaming_llm", "random in chunks")
+BY_KEYS_AND_VALUES = ("paged_eviction", "keydiff in chunks")
 
 
 def requests_of(lengths: list[int], num_new: int) -> list[GenerationRequest]:
@@ -38,7 +39,8 @@ def two_ways(
     settings = EvictionSettings(policy, BUDGET, options)
     alone = replace(shape, max_num_seqs=1, enforce_eager=True, async_scheduling=False)
     together = replace(shape, max_num_seqs=32, enforce_eager=not graphs, async_scheduling=True)
-    return answers_of(alone, settings, requests), answers_of(together, settings, requests)
+    recompute = name in BY_KEYS_AND_VALUES
+    return answers_of(alone, settings, requests), answers_of(together, settings, requests, recompute)
 
 
 def check(name: str, alone: Answers, together: Answers) -> str:
@@ -51,6 +53,10 @@ def check(name: str, alone: Answers, together: Answers) -> str:
     assert not apart, f"{note}; apart: {'; '.join(apart)}"
     assert together.stats.num_evictions >= alone.stats.num_evictions > 0
     assert together.stats.free_blocks_at_end == together.stats.num_blocks - 1
+    if together.recomputed is not None:
+        wrong, compared = together.recomputed.wrong, together.recomputed.num_compared
+        assert not wrong, f"{len(wrong)} of {compared} choices are not those of the CPU, the first: {wrong[0]}"
+        note += f"; {compared} choices as on the CPU"
     if name in BY_POSITION:
         for request, decisions in alone.decisions.items():
             prompt = [one for one in decisions if one.phase is not Phase.DECODE]

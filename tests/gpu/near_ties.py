@@ -9,6 +9,7 @@ from harness.engines.vllm.arguments import EngineShape
 from harness.engines.vllm.llm import sampling_params
 from harness.engines.vllm.settings import EvictionSettings
 from tests.engines.vllm.live import LiveDecision, live_engine, record_decisions
+from tests.gpu.recomputed import Recomputed
 
 NEAR = 0.25  # of a logprob: bfloat16 logits of size 16 to 32 lie 0.125 apart
 
@@ -28,13 +29,17 @@ class Answers:
     answers: dict[str, Answer] = field(default_factory=dict)
     decisions: dict[str, list[LiveDecision]] = field(default_factory=dict)
     stats: EngineStats | None = None
+    recomputed: Recomputed | None = None
 
 
-def answers_of(shape: EngineShape, settings: EvictionSettings, requests: list[GenerationRequest]) -> Answers:
-    """Run all requests together."""
+def answers_of(
+    shape: EngineShape, settings: EvictionSettings, requests: list[GenerationRequest], recompute: bool = False
+) -> Answers:
+    """Run all requests together; with `recompute` every choice is made again on the CPU."""
     found = Answers()
     with live_engine(shape, settings) as engine:
         found.decisions = record_decisions(engine)
+        found.recomputed = Recomputed(engine) if recompute else None
         llm = engine.llm_engine
         for request in requests:
             params: SamplingParams = sampling_params(request)

@@ -16,6 +16,7 @@ from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.moves import Moves, carry_out, plan_moves
 from harness.engines.vllm.observers import Observers
 from harness.engines.vllm.paged import PagedValues
+from harness.engines.vllm.remainders import KeyRemainders
 from harness.engines.vllm.rotation import places_lost, turn_back
 from harness.engines.vllm.scoring import Scorer
 from harness.engines.vllm.slices import bytes_a_head, cut, rows_at_once
@@ -28,6 +29,7 @@ class Compactor:
 
     Attributes:
         positions: original position of the token in every slot of the pool; of one layer where all choose alike.
+        remainders: what rounding leaves of keys that are turned again and again, None where nothing is.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class Compactor:
         self.positions = PagedValues(*beside, torch.int32, grid.device)
         self._time = HostTime()
         self._kept = KeptScores(PagedValues(*beside, torch.float32, grid.device)) if policy.scores_stay else None
+        self.remainders = KeyRemainders(layout) if policy.cache_positions and layout.is_rounded else None
+        self._in_all_layers = [layout] if self.remainders is None else [layout, self.remainders]
         self._sum_of_scores = torch.zeros((), dtype=torch.float64, device=grid.device)
 
     @property
@@ -98,6 +102,20 @@ class Compactor:
                 for requests in cut(len(members), at_once):
                     group = self._gather(members[requests], alike)
                     self._evict_group(group, max(1, at_once // len(group.request_ids)))
+
+    def wrote(self, slot_mapping: torch.Tensor, positions: torch.Tensor) -> None:
+        """New tokens at `positions` int64 [n] are in physical slots int64 [n]."""
+        self.positions.write(slot_mapping, positions)
+        if self.remainders is not None:
+            self.remainders.clear(slot_mapping)
+
+    @torch.inference_mode()
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, with all that is kept beside them."""
+        blocks = self.device_tensor([list(sources), list(targets)])
+        for holder in (*self._beside(), *self._in_all_layers):
+            source, target = holder.grid.numbers(blocks).unbind(dim=1)
+            holder.copy_pages(source, target)
 
     def forget(self, request_id: str) -> None:
         """The request is finished or preempted."""
@@ -164,11 +182,11 @@ class Compactor:
             moves = self._choose(part, covered, num_layers)
             beside = list(self._beside())
             if covered == [part]:
-                carry_out(moves, part, [*beside, self._layout])
+                carry_out(moves, part, [*beside, *self._in_all_layers])
                 continue
             carry_out(moves, part, beside)
             for moved in covered:
-                carry_out(moves, moved, [self._layout])
+                carry_out(moves, moved, self._in_all_layers)
         if self._kept is not None:
             self._kept.evicted(group.request_ids, group.alike.num_keep)
 
@@ -199,6 +217,13 @@ class Compactor:
 
     def _turn_back(self, part: Part, places: torch.Tensor) -> None:
         """Rotate the keys that stay to their place among those that stay; `places` int64 [l or 1, N, Hs, T]."""
-        pages = part.pages(self._layout.grid)
-        keys = self._layout.read_keys(pages, places.shape[-1])
-        self._layout.write_keys(pages, turn_back(keys, places, self._inv_freq))
+        pages, num_tokens = part.pages(self._layout.grid), places.shape[-1]
+        keys = self._layout.read_keys(pages, num_tokens)
+        if self.remainders is None:
+            self._layout.write_keys(pages, turn_back(keys, places, self._inv_freq))
+            return
+        beside = part.pages(self.remainders.grid)
+        turned = turn_back(keys.float() + self.remainders.read(beside, num_tokens), places, self._inv_freq)
+        rounded = turned.to(self._layout.pages.dtype)
+        self._layout.write_keys(pages, rounded)
+        self.remainders.store(beside, turned - rounded)

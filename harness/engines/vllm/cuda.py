@@ -11,6 +11,7 @@ from harness.engines.vllm.prompt_rows import rows_of_state
 from harness.engines.vllm.ragged.refusals import layouts_of_pages
 from harness.engines.vllm.ragged.runner import RaggedRunning
 from harness.engines.vllm.runner import EvictionRunning
+from harness.engines.vllm.slices import transient_bytes
 from harness.engines.vllm.worker import EvictionReporting, is_ragged
 from policies import Policy, Signal
 
@@ -36,7 +37,7 @@ class EvictionGPUModelRunner(EvictionRunning, GPUModelRunner):
         per_page, pages = self.bytes_of_pages(spec)
         per_block, fixed = per_block + per_page * spec.num_kv_heads, fixed + pages
         share = spec.page_size_bytes / (spec.page_size_bytes + per_block)
-        left = available - fixed * len(specs)
+        left = available - fixed * len(specs) - transient_bytes(self.device)
         if left <= 0:
             raise ValueError(
                 f"policy={self.eviction_policy.name} keeps {fixed * len(specs) / GIB:.1f} GiB of what its requests "
@@ -87,6 +88,8 @@ def bytes_beside(policy: Policy, spec: FullAttentionSpec, num_query_heads: int, 
     per_slot = POSITION_BYTES * (spec.num_kv_heads if policy.per_head else 1)
     if policy.scores_stay:
         per_slot += SIGNAL_BYTES * (spec.num_kv_heads if policy.per_head else 1)
+    if policy.cache_positions and spec.dtype.itemsize < torch.float32.itemsize:
+        per_slot += spec.num_kv_heads * spec.head_size * spec.dtype.itemsize
     per_slot += SIGNAL_BYTES * spec.num_kv_heads * len(policy.signals & PAGED_SIGNALS)
     query, fixed = num_query_heads * spec.head_size, 0
     if Signal.WINDOW_QUERIES in policy.signals:

@@ -10,6 +10,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.request import Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +48,16 @@ class EvictingAttentionManager(FullAttentionManager):
     """Counts blocks by resident tokens and gives back the tail that an eviction cuts.
 
     The scheduler writes `num_evicted` (through `evict`) and `peak_blocks` (through `expect`).
+
+    With prefix caching, blocks that have a hash or several owners are never rewritten: a request gives them back, still
+    good for others, and takes new ones for what it keeps.
     """
 
     def __init__(self, kv_cache_spec: KVCacheSpec, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, **kwargs)
         self.num_evicted: dict[str, int] = {}
         self.peak_blocks: dict[str, int] = {}
+        self._cut: list[KVCacheBlock] = []
 
     def get_num_blocks_to_allocate(
         self,
@@ -89,23 +94,67 @@ class EvictingAttentionManager(FullAttentionManager):
         self.num_evicted.pop(request_id, None)
         return super().pop_blocks_for_free(request_id)
 
-    def evict(self, request_id: str, num_before: int, num_keep: int) -> None:
-        """Cut the request's blocks to `num_keep` resident tokens and free the rest at once.
+    def cache_blocks(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """As stock; blocks of a request that was evicted from hold no prefix."""
+        if request.request_id not in self.num_evicted:
+            super().cache_blocks(request, *args, **kwargs)
+
+    def evict(self, request_id: str, num_before: int, num_keep: int, num_left: int) -> dict[int, int] | None:
+        """Cut the request's blocks to `num_left`, those of `num_keep` resident tokens or one more.
+
+        `free_cut` hands the rest to others.
+
+        Returns:
+            Block ids that took the place of others, by index among those that stay: they are to be copied first. None
+            if the pool has too few for that; then nothing was done.
 
         Raises:
             RuntimeError: the request does not hold exactly the blocks of `num_before` tokens.
         """
         blocks = self.req_to_blocks[request_id]
-        if len(blocks) != cdiv(num_before, self.block_size):
+        if len(blocks) != -(-num_before // self.block_size):
             raise RuntimeError(
                 f"request {request_id} holds {len(blocks)} blocks of {self.block_size}, not those of its "
                 f"{num_before} resident tokens"
             )
-        num_left = cdiv(num_keep, self.block_size)
-        freed = blocks[num_left:]
-        del blocks[num_left:]
-        self.block_pool.free_blocks(reversed(freed))
+        copies = {}
+        if self.enable_caching:
+            copies = self._make_writable(blocks[:num_left])
+            if copies is None:
+                return None
+            self._cut += [blocks[index] for index in copies]
+            for index, block in copies.items():
+                blocks[index] = block
+        if len(blocks) > num_left:
+            self._cut += reversed(blocks[num_left:])
+            del blocks[num_left:]
         self.num_evicted[request_id] = self.num_evicted.get(request_id, 0) + num_before - num_keep
+        return {index: block.block_id for index, block in copies.items()}
+
+    def _make_writable(self, blocks: Sequence[KVCacheBlock]) -> dict[int, KVCacheBlock] | None:
+        """New blocks, by index, for those that may not be rewritten; None if the pool has too few.
+
+        Where it has too few for all, a block that nobody else holds loses its hash instead.
+        """
+        pool = self.block_pool
+        shared = [index for index, block in enumerate(blocks) if block.ref_cnt > 1]
+        hashed = [
+            index for index, block in enumerate(blocks) if block.ref_cnt == 1 and not pool.is_block_writable(block)
+        ]
+        if len(shared) > pool.get_num_free_blocks():
+            return None
+        if len(shared) + len(hashed) > pool.get_num_free_blocks():
+            for index in hashed:
+                pool._maybe_evict_cached_block(blocks[index])
+            hashed = []
+        replaced = sorted(shared + hashed)
+        return dict(zip(replaced, pool.get_new_blocks(len(replaced)), strict=True))
+
+    def free_cut(self) -> None:
+        """Give what this step's evictions cut back to the pool: none of it may become the copy of another block."""
+        if self._cut:
+            self.block_pool.free_blocks(self._cut)
+            self._cut = []
 
     def evict_measured(self, request_id: str, num_before: int, num_keep: int) -> None:
         """As `evict`, one step later: blocks that the request has been given since stay at the end of its list."""

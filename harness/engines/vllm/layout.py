@@ -47,6 +47,11 @@ class CacheLayout(ABC):
         self.pages = first.as_strided((self.grid.num_numbers, block_size, width), (unit, *first.stride()[2:]))
         self.head_size = width // 2
 
+    @property
+    def is_rounded(self) -> bool:
+        """Whether a number in the cache has fewer bits than float32."""
+        return self.pages.dtype.itemsize < torch.float32.itemsize
+
     @abstractmethod
     def read_keys(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Keys [..., T, D] of the first T slots of pages int64 [..., W], in strides that suit the layout."""

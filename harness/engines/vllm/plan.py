@@ -1,22 +1,27 @@
 """What the scheduler tells the workers about evictions, once a step."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from policies import Phase, Policy, Unit
 
 
-@dataclass(frozen=True)
-class Eviction:
+class Eviction(NamedTuple):
     """One request's eviction: of `num_before` resident tokens `num_keep` stay.
 
     Attributes:
         num_seen: tokens computed so far, evicted ones included (the next position).
+        spare_block: the block after those of its tokens stays too: the next token will need it at once.
+        copies: block ids that take the place of others, by index among the blocks that stay. What the others hold is
+            copied first; they are shared, or remembered for a prefix, and may not be rewritten.
     """
 
     phase: Phase
     num_before: int
     num_keep: int
     num_seen: int
+    spare_block: bool = False
+    copies: dict[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.vllm.counters import temporary_counter_file
+from harness.engines.vllm.refusals import why_no_prefix_caching
 from harness.engines.vllm.settings import (
     CONFIG_KEY,
     EvictionSettings,
@@ -102,7 +103,8 @@ def configure(arguments: "EngineArgs") -> list[str]:
     changes = []
     if arguments.enable_prefix_caching is None:
         arguments.enable_prefix_caching = False
-        changes.append("prefix caching")
+        can_stay = why_no_prefix_caching(settings.build_policy(block_size), settings.reserve) is None
+        changes.append("prefix caching" + " (--enable-prefix-caching keeps it)" * can_stay)
     if arguments.compilation_config.cudagraph_mode is None and changes_it:
         arguments.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE
         changes.append("full CUDA graphs (attention is watched, or called by head)")

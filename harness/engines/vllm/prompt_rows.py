@@ -12,7 +12,8 @@ KEPT_BY_REQUEST = frozenset({Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS})
 
 def prompt_rows(policy: Policy, max_num_seqs: int) -> int | None:
     """Prompts that may be under way at once; None for no bound, where nothing is kept for prompts alone."""
-    if not policy.evicts or policy.decode_unit is not Unit.NONE or not policy.signals & KEPT_BY_REQUEST:
+    prompts_only = policy.evicts and policy.decode_unit is Unit.NONE and Signal.ATTENTION_MASS not in policy.signals
+    if not (prompts_only and policy.signals & KEPT_BY_REQUEST):
         return None
     return min(max_num_seqs, MOST_PROMPTS)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from harness.engines.vllm.private_names import missing_names
-from policies import Policy
+from policies import Policy, Signal
 
 if TYPE_CHECKING:
     from vllm.config import SchedulerConfig, VllmConfig
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 CPU_VERSIONS, CUDA_VERSIONS = ("0.32.0",), ("0.32.0", "0.33.0")
 
 
-def refuse_settings(vllm_config: "VllmConfig", reserve: bool) -> None:
+def refuse_settings(vllm_config: "VllmConfig", policy: Policy, reserve: bool) -> None:
     """Check the engine's own settings.
 
     Args:
         vllm_config: the engine's.
+        policy: evicts.
         reserve: see `EvictionSettings.reserve`.
 
     Raises:
@@ -27,10 +28,11 @@ def refuse_settings(vllm_config: "VllmConfig", reserve: bool) -> None:
     """
     refuse_version()
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+    no_prefix = why_no_prefix_caching(policy, reserve)
     _raise_first(
         {
-            "prefix caching is on, but evicted blocks are rewritten in place; set enable_prefix_caching=False": (
-                cache.enable_prefix_caching
+            f"prefix caching is on, but {no_prefix}; set enable_prefix_caching=False": (
+                no_prefix is not None and cache.enable_prefix_caching
             ),
             "speculative decoding is on; remove speculative_config": vllm_config.speculative_config is not None,
             "a KV connector is configured; remove kv_transfer_config": vllm_config.kv_transfer_config is not None,
@@ -58,6 +60,20 @@ def refuse_settings(vllm_config: "VllmConfig", reserve: bool) -> None:
             ),
         }
     )
+
+
+def why_no_prefix_caching(policy: Policy, reserve: bool) -> str | None:
+    """Why prompts may not start from blocks that another request has filled; None if they may."""
+    if not policy.evicts:
+        return None
+    if watched := policy.signals & {Signal.ATTENTION_MASS, Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS}:
+        names = ", ".join(sorted(signal.value for signal in watched))
+        return f"policy={policy.name} watches {names}, which a prompt found in the cache never shows"
+    if policy.prefill == "chunked":
+        return "a prompt found in the cache would move the borders of prefill=chunked"
+    if policy.allocation == "ragged":
+        return f"policy={policy.name} gives layers and heads pages of their own"
+    return "reserve=true promises blocks that copies of shared ones would take" if reserve else None
 
 
 def refuse_version() -> None:

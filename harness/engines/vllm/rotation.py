@@ -42,6 +42,6 @@ def places_lost(positions: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
 
 
 def turn_back(keys: torch.Tensor, places: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
-    """Rotate keys [N, H, T, D] back by `places` int64 [N, H or 1, T]; in float32, returned in the keys' dtype."""
-    angles = places[..., None].float() * inv_freq
-    return turn(keys.float(), angles.cos(), -angles.sin()).to(keys.dtype)
+    """Rotate keys [N, H, T, D] back by `places` [N, H or 1, T]; in the dtype of `inv_freq`, returned in the keys'."""
+    angles = places[..., None].to(inv_freq.dtype) * inv_freq
+    return turn(keys.to(inv_freq.dtype), angles.cos(), -angles.sin()).to(keys.dtype)

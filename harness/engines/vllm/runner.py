@@ -184,12 +184,14 @@ class EvictionRunning(_Base):
                     f"eviction plan for {request_id} starts from {eviction.num_before} resident tokens; the worker has "
                     f"{resident} in {len(block_ids)} blocks of {block_size}"
                 )
+            if eviction.copies:
+                self._exchange(request_id, block_ids, eviction.copies)
             victims.append(Victim(request_id, eviction, tuple(block_ids)))
         self.compactor.evict(victims)
         table = self.input_batch.block_table[0]
         for victim in victims:
             num_keep = self._num_kept(plan, victim)
-            num_blocks = math.ceil(num_keep / block_size)
+            num_blocks = math.ceil((num_keep + victim.eviction.spare_block) / block_size)
             self._num_resident[victim.request_id] = num_keep
             del self.requests[victim.request_id].block_ids[0][num_blocks:]
             row = self.input_batch.req_id_to_index.get(victim.request_id)
@@ -206,6 +208,15 @@ class EvictionRunning(_Base):
     def _num_kept(self, plan: StepPlan, victim: Victim) -> int:
         """Tokens of a victim that stayed."""
         return self.compactor.num_kept(victim)
+
+    def _exchange(self, request_id: str, block_ids: list[int], copies: dict[int, int]) -> None:
+        """Put copies in the place of blocks that others may read."""
+        self.compactor.copy_blocks([block_ids[index] for index in copies], list(copies.values()))
+        row = self.input_batch.req_id_to_index.get(request_id)
+        for index, block in copies.items():
+            block_ids[index] = block
+            if row is not None:
+                self.input_batch.block_table[0].block_table.np[row, index] = block
 
     def record_resident(self, request_ids: Iterable[str] | None = None) -> None:
         """Write down what is resident of finished requests; of all that are left when the engine is idle."""
@@ -261,7 +272,7 @@ class EvictionRunning(_Base):
             positions: int64 [tokens].
             places: int64 [tokens], their slots in their requests.
         """
-        self.compactor.positions.write(self._slot_mapping(len(positions)), positions)
+        self.compactor.wrote(self._slot_mapping(len(positions)), positions)
 
     def _note_prompts(self, plan: StepPlan, num_seen: list[int]) -> None:
         """Remember how far every request of this step gets, and which prompts end in it."""

@@ -7,7 +7,7 @@ compact before they write.
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm.utils.math_utils import cdiv
@@ -72,6 +72,7 @@ class EvictionScheduling:
             )
         refuse_chunks(self._policy, self.scheduler_config, self.vllm_config.model_config.is_multimodal_model)
         self._reserve = settings.reserve
+        self._spare_blocks = self._policy.allocation != "ragged"  # there the worker's pages fill the blocks that stay
         self._states: dict[str, _RequestState] = {}
         self._plan = _plan_of_lengths(self._policy)
         self._prompt_waits = False
@@ -114,8 +115,8 @@ class EvictionScheduling:
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Pin chunk borders: in chunked mode a chunk is scheduled whole or not at all.
 
-        Otherwise the border, and with it the answer, would depend on which requests share the batch.
-        A chunk that does not fit keeps later ones back, so that no prompt overtakes another.
+        Otherwise the border, and with it the answer, would depend on which requests share the batch. A chunk that does
+        not fit keeps later ones back, so that no prompt overtakes another.
         """
         num_new_tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         remaining = request.num_tokens - num_computed_tokens
@@ -132,6 +133,7 @@ class EvictionScheduling:
         """Plan this step's evictions and free their blocks."""
         evictions = {}
         num_evicted, states, plan = self._manager.num_evicted, self._states, self._plan
+        block_size = self._manager.block_size
         for request in self.running:
             request_id = request.request_id
             state = states[request_id]
@@ -142,13 +144,19 @@ class EvictionScheduling:
             before = seen - num_evicted.get(request_id, 0)
             keep = plan(phase, before, seen)
             if keep < before:
-                if not self._policy.measured:
-                    self._manager.evict(request_id, before, keep)
-                evictions[request_id] = Eviction(phase, before, keep, seen)
+                spare, copies = False, None
+                if not self._policy.measured:  # else the workers tell what left, in `update_from_output`
+                    spare = phase is Phase.DECODE and self._spare_blocks
+                    copies = self._manager.evict(request_id, before, keep, -(-(keep + spare) // block_size))
+                    if copies is None:  # no block to be had in the place of shared ones: again in the next step
+                        state.prefilled = state.prefilled and phase is not Phase.PREFILL_END
+                        continue
+                evictions[request_id] = Eviction(phase, before, keep, seen, spare, copies)
                 if phase is Phase.PREFILL_END:
                     self._watched.discard(request_id)
             if phase is Phase.PREFILL_END:
                 self._promise(request)
+        self._manager.free_cut()
         return evictions
 
     def update_from_output(
@@ -156,7 +164,7 @@ class EvictionScheduling:
     ) -> dict[int, EngineCoreOutputs]:
         """As stock; where the data decide how many tokens stay, free what the workers found that can leave."""
         for request_id, kept in getattr(model_runner_output, "kv_kept", {}).items():
-            eviction = replace(scheduler_output.kv_eviction.evictions[request_id], num_keep=kept)
+            eviction = scheduler_output.kv_eviction.evictions[request_id]._replace(num_keep=kept)
             if kept < eviction.num_before and request_id in self.requests:
                 self._manager.evict_measured(request_id, eviction.num_before, kept)
                 self._count({request_id: eviction})
@@ -177,10 +185,7 @@ class EvictionScheduling:
         return placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last
 
     def _take_row(self, request: Request) -> bool:
-        """Whether the request may start: its prompt will not be evicted from, or the workers have a row for it.
-
-        A row is free again after the eviction, or when the request is finished or preempted.
-        """
+        """Whether the request may start: its prompt will not be evicted from, or the workers have a row for it."""
         if self._plan(Phase.PREFILL_END, request.num_tokens, request.num_tokens) == request.num_tokens:
             return True
         if len(self._watched) >= self._rows and request.request_id not in self._watched:
@@ -197,8 +202,7 @@ class EvictionScheduling:
     def _promise(self, request: Request) -> None:
         """Keep room for what the request may still grow to: its peak, or without `reserve` only what is soon certain.
 
-        A prompt that is read in chunks starts with little. Counted by that, too many would be admitted and preempted;
-        counted whole, as stock vLLM does, one that is longer than the pool would wait for ever.
+        A prompt read in chunks starts with little: counted by that, too many would be admitted and preempted.
         """
         policy, prefilled = self._policy, self._states[request.request_id].prefilled
         if self._reserve:

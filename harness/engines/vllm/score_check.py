@@ -11,7 +11,7 @@ def checked_scores(policy: Policy, view: View, num_heads: int) -> torch.Tensor:
 
     Args:
         policy: scores.
-        view: one layer of N requests with T tokens each.
+        view: N rows, one layer of one request each, with T tokens.
         num_heads: H of the cache.
 
     Raises:

@@ -87,7 +87,12 @@ def read_settings(vllm_config: "VllmConfig") -> EvictionSettings:
             setting of the engine is not supported.
     """
     settings = parse_settings((vllm_config.additional_config or {}).get(CONFIG_KEY))
-    refuse_settings(vllm_config, settings.reserve)
+    if settings.retention is not None and vllm_config.cache_config.enable_prefix_caching:
+        raise ValueError(
+            "KV eviction cannot run: retention evicts once more from finished requests, whose blocks prefix caching "
+            "keeps; set enable_prefix_caching=False or leave retention out."
+        )
+    refuse_settings(vllm_config, settings.build_policy(vllm_config.cache_config.block_size), settings.reserve)
     return settings
 
 

@@ -37,7 +37,12 @@ def bytes_a_head(
 
 def rows_at_once(bytes_a_row: int, device: torch.device) -> int:
     """How many rows, one layer of one request each, fit; at least one."""
-    return max(1, TRANSIENT_BYTES.get(device.type, TRANSIENT_BYTES["cuda"]) // max(1, bytes_a_row))
+    return max(1, transient_bytes(device) // max(1, bytes_a_row))
+
+
+def transient_bytes(device: torch.device) -> int:
+    """What an eviction may hold beside the cache for a moment."""
+    return TRANSIENT_BYTES.get(device.type, TRANSIENT_BYTES["cuda"])
 
 
 def cut(count: int, size: int) -> Iterator[slice]:

@@ -28,6 +28,7 @@ from tests.tiny_llama import random_prompt
 
 PLAIN = FullAttentionSpec(block_size=32, num_kv_heads=8, head_size=64, dtype=torch.float32)
 HEAD_SIZE = 64
+WATCHING = build_policy("h2o", budget=64, block_size=32)
 
 
 def test_plain_layers_are_accepted():
@@ -122,9 +123,9 @@ def test_a_chunk_that_would_wait_for_ever_is_refused(settings, is_multimodal, me
 def test_admission_by_pieces_is_refused_to_reservations(shape):
     arguments = EngineArgs(**stock_arguments(shape), scheduler_reserve_full_isl=False)
     config = arguments.create_engine_config()
-    refuse_settings(config, reserve=False)
+    refuse_settings(config, WATCHING, reserve=False)
     with pytest.raises(ValueError, match="leave out --no-scheduler-reserve-full-isl or set reserve to false"):
-        refuse_settings(config, reserve=True)
+        refuse_settings(config, WATCHING, reserve=True)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_admission_by_pieces_is_refused_to_reservations(shape):
 def test_settings_that_eviction_cannot_live_with_are_refused(shape, setting, message):
     config = EngineArgs(**stock_arguments(shape) | setting).create_engine_config()
     with pytest.raises(ValueError, match=message):
-        refuse_settings(config, reserve=True)
+        refuse_settings(config, WATCHING, reserve=True)
 
 
 @pytest.mark.parametrize(

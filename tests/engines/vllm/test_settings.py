@@ -95,7 +95,7 @@ def test_a_server_ends_with_one_line_and_a_program_gets_an_exception(shape):
 
 @pytest.mark.usefixtures("plugin")
 def test_settings_of_the_engine_are_refused_before_it_starts(shape):
-    arguments = server_arguments(shape, {CONFIG_KEY: GOOD}, enable_prefix_caching=True)
+    arguments = server_arguments(shape, {CONFIG_KEY: GOOD | {"policy": "h2o"}}, enable_prefix_caching=True)
     with pytest.raises(SystemExit, match="error: KV eviction cannot run: prefix caching is on"):
         arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
