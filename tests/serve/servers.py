@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 BLOCK = 32
-START_SECONDS = 240
+START_SECONDS, END_SECONDS = 600, 90
 NAME = "model"
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -92,12 +92,20 @@ def running_server(
         _wait_until_healthy(server)
         yield server
     finally:
-        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.terminate()
-        process.wait(timeout=60)
-        for left in family:
-            if left.is_running():
-                left.kill()
+        _end(process)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Politely, then not."""
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.terminate()
+    try:
+        process.wait(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    for left in family:
+        if left.is_running():
+            left.kill()
 
 
 def _wait_until_healthy(server: Server) -> None:
