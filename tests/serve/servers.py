@@ -19,7 +19,12 @@ import psutil
 BLOCK = 32
 START_SECONDS, END_SECONDS = 600, 90
 NAME = "model"
-ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive", "VLLM_NO_USAGE_STATS": "1"}
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_WAIT_POLICY": "passive",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+}
 
 
 @dataclass(frozen=True)
