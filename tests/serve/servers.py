@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,10 +125,12 @@ def _wait_until_healthy(server: Server) -> None:
     raise TimeoutError(f"the server did not answer within {START_SECONDS} s: {server.log.read_text()[-3000:]}")
 
 
-def stream(url: str, prompt: list[int], num_tokens: int, patience: float = 120) -> tuple[list[str], float, str | None]:
+def stream(
+    url: str, prompt: list[int], num_tokens: int, patience: float = 120, on_first: Callable[[], Any] = bool
+) -> tuple[list[str], float, str | None]:
     """Pieces of a streamed completion, the seconds until it ended, and the error that ended it (None: it is whole).
 
-    `patience`: seconds without a token after which the client gives up.
+    `patience`: seconds without a token after which the client gives up; `on_first` is called with the first piece.
     """
     body = {
         "model": NAME, "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "stream": True, "ignore_eos": True,
@@ -148,6 +150,8 @@ def stream(url: str, prompt: list[int], num_tokens: int, patience: float = 120) 
                         error = event["error"]["message"]
                     else:
                         pieces.append(event["choices"][0]["text"])
+                        if len(pieces) == 1:
+                            on_first()
     except (OSError, ValueError) as broken:
         error = f"{type(broken).__name__}: {broken}"
     if error is None and not (done and len(pieces) >= 1):

