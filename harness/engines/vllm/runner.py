@@ -265,13 +265,7 @@ class EvictionRunning(_Base):
         return self.input_batch.block_table[0].slot_mapping.gpu[:num_tokens]
 
     def _write_positions(self, plan: StepPlan, positions: torch.Tensor, places: torch.Tensor) -> None:
-        """Write the positions of this step's tokens beside them.
-
-        Args:
-            plan: of this step.
-            positions: int64 [tokens].
-            places: int64 [tokens], their slots in their requests.
-        """
+        """Write `positions` int64 [tokens] beside this step's tokens; `places` are their slots in their requests."""
         self.compactor.wrote(self._slot_mapping(len(positions)), positions)
 
     def _note_prompts(self, plan: StepPlan, num_seen: list[int]) -> None:
