@@ -51,6 +51,8 @@ class Policy(ABC):
             saves kernels; `View.layer` is a tensor then.
         same_in_all_layers: True if the choice follows from the positions alone and is the same in all layers, so that
             it is made once, and positions are kept once. Then `signals` is empty and `per_head` False.
+        rewrite_phases: phases in which `rewrite` changes what the tokens that stay hold. Only with `allocation="equal"`,
+            without `scores_stay` and `same_in_all_layers`.
         query_window: queries that `Signal.WINDOW_QUERIES` holds, or of the prompt that `Signal.SQUARED_ATTENTION` sums.
         modes: prefill modes in which the definition makes sense.
     """
@@ -64,6 +66,7 @@ class Policy(ABC):
     scores_stay: ClassVar[bool] = False
     layers_together: ClassVar[bool] = False
     same_in_all_layers: ClassVar[bool] = False
+    rewrite_phases: ClassVar[frozenset[Phase]] = frozenset()
     modes: ClassVar[tuple[str, ...]] = ("after", "chunked")
     evicts: ClassVar[bool] = True
 
@@ -183,6 +186,18 @@ class Policy(ABC):
         Returns:
             float32 [N, H, T], or [N, 1, T] where all heads score alike.
         """
+
+    def rewrite(self, view: View, keep: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the cache holds of the tokens that stay, once they were chosen; asked in `rewrite_phases` only.
+
+        Args:
+            view: as `score` saw it, with keys and values whatever `signals` says.
+            keep: bool [N, H or 1, T], the slots that stay.
+
+        Returns:
+            Keys and values [N, H, T, D] in the view's dtype; what they say of slots that leave does not matter.
+        """
+        raise NotImplementedError(f"policy {self.name} changes no keys and values")
 
     def split(self, ranking: Ranking) -> torch.Tensor:
         """How many pages each layer and KV head keeps; asked of policies with `allocation="ragged"` only.

@@ -4,6 +4,10 @@ kvpress is optional and imported only where a press is built. Its requirements a
 installed without them: `pip install --no-deps kvpress==0.5.5`, and this package's extra `kvpress` for what it imports.
 """
 
+import difflib
+import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from policies.views import Signal
@@ -92,12 +96,25 @@ def build_press(name: str, arguments: dict[str, Any]) -> "ScorerPress":
     return press
 
 
-def _press_class(name: str) -> type:
-    import difflib
-    import importlib
+def load_kvpress() -> ModuleType:
+    """Import kvpress, and undo that it wraps every attention function of transformers, for presses that mask.
 
+    Raises:
+        ImportError: it is not installed.
+    """
+    is_new = "kvpress" not in sys.modules
+    import kvpress
+
+    if is_new:
+        functions = kvpress.attention_patch.ALL_ATTENTION_FUNCTIONS
+        for name in list(functions):
+            del functions[name]  # the wrapped one, beside which the original is still registered
+    return kvpress
+
+
+def _press_class(name: str) -> type:
     try:
-        import kvpress
+        kvpress = load_kvpress()
     except ImportError as error:
         raise ValueError(
             f"policy=kvpress needs the package kvpress ({error}). "

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from policies import think
 from policies.base import Policy, check_choice
 
 ENTRY_POINT_GROUP = "kv_eviction.policies"
@@ -20,6 +21,7 @@ BUILT_IN = {
     "cascading": "policies.cascading:Cascading",
     "chunkkv": "policies.chunkkv:ChunkKV",
     "corm": "policies.corm:CORM",
+    "elastic_cache": "policies.elastic_cache:ElasticCache",
     "expected_attention": "policies.expected_attention:ExpectedAttention",
     "full": "policies.full:Full",
     "h2o": "policies.h2o:H2O",
@@ -87,8 +89,7 @@ def build_policy(name: str, *, budget: int | None, block_size: int, options: dic
     Raises:
         ValueError: unknown name or option, or a value that the policy refuses.
     """
-    cls = policy_class(name)
-    options = dict(options or {})
+    cls, options = _with_options_of_think(policy_class(name), dict(options or {}))
     known = {field.name for field in fields(cls)} - {"budget", "block_size"}
     hints = get_type_hints(cls)
     for option, value in options.items():
@@ -107,6 +108,13 @@ def build_policy(name: str, *, budget: int | None, block_size: int, options: dic
     elif budget is None:
         raise ValueError(f"policy={name} needs policy.budget, in tokens, a multiple of {block_size}.")
     return cls(budget=budget, block_size=block_size, **options)
+
+
+def _with_options_of_think(cls: type[Policy], options: dict[str, Any]) -> tuple[type[Policy], dict[str, Any]]:
+    """Every policy takes ThinK's options; without them, or with a share of 0, it is itself."""
+    if options.get("think") in (None, 0):
+        return cls, {option: value for option, value in options.items() if option not in think.OPTIONS}
+    return think.with_think(cls), options
 
 
 def _all_policies() -> dict[str, str]:

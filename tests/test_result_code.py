@@ -27,7 +27,18 @@ print(json.dumps([codes, sorted({"torch", "policies", "mine"} & set(sys.modules)
 """
 ENGINE = "from beside import constant\n\n\nclass Engine:\n    pass\n"
 KEPT = "import neighbour, torch\nfrom policies.h2o import H2O\nfrom . import numbers\n\n\nclass Kept(H2O):\n    pass\n"
-USE_ATTENTION = {"kvpress", "ada_kv", "chunkkv", "corm", "h2o", "lagkv", "pyramid_kv", "snapkv", "tova"}
+USE_ATTENTION = {
+    "elastic_cache",
+    "kvpress",
+    "ada_kv",
+    "chunkkv",
+    "corm",
+    "h2o",
+    "lagkv",
+    "pyramid_kv",
+    "snapkv",
+    "tova",
+}
 
 
 class Sources:

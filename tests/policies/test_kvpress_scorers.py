@@ -10,10 +10,11 @@ from transformers import DynamicCache
 
 from harness.engines.hf.generate import run_reference
 from policies import build_policy
-from policies.kvpress_presses import FED, REFUSED
+from policies.kvpress_presses import FED, REFUSED, load_kvpress
 from tests.tiny_llama import random_prompt, tiny_llama
 
-kvpress = pytest.importorskip("kvpress", reason="needs kvpress (make setup)")
+pytest.importorskip("fire", reason="needs kvpress (make setup)")
+kvpress = load_kvpress()
 BUDGET, BLOCK = 64, 16
 PROMPT = random_prompt(150)
 CASES = [
@@ -80,6 +81,15 @@ def test_a_press_keeps_what_it_keeps_in_a_hugging_face_model(model, name, argume
             least = row[sorted(best)].min()
             for position in best ^ set(decision.kept[layer][head]):
                 assert abs(row[position] - least) <= 1e-3 * abs(least), "only equal scores may be chosen otherwise"
+
+
+def test_attention_of_transformers_is_left_as_it_was():
+    """kvpress wraps every attention function when it is imported."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    assert {function.__module__ for function in ALL_ATTENTION_FUNCTIONS.values()}.isdisjoint(
+        {"kvpress.attention_patch"}
+    )
 
 
 def test_every_scorer_that_works_is_compared_above():

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -221,6 +221,8 @@ class _Request:
         start_s = time.perf_counter()
         choose = self._choose_ragged if self.policy.allocation == "ragged" else self._choose
         scores, positions, kept_slots = choose(phase, num_keep)
+        if phase in self.policy.rewrite_phases:
+            self._rewrite(phase, kept_slots)
         for layer, rows in zip(self.cache.layers, kept_slots, strict=True):
             for index, head in enumerate(layer.heads):
                 kept = rows[index if self.policy.per_head else 0]
@@ -233,6 +235,20 @@ class _Request:
             decision = Decision(phase, self.cache.num_seen, num_resident, num_keep, kept, scores, positions)
             self.decisions.append(decision)
         self.eviction_s += time.perf_counter() - start_s
+
+    def _rewrite(self, phase: Phase, kept_slots: list[list[set[int]]]) -> None:
+        """Let the policy change keys and values of the tokens that stay."""
+        for index, (layer, rows) in enumerate(zip(self.cache.layers, kept_slots, strict=True)):
+            keys, values = (
+                torch.stack([getattr(h, states) for h in layer.heads])[None] for states in ("keys", "values")
+            )
+            view = replace(build_view(self.policy, self.cache, index, phase, self.rotary), keys=keys, values=values)
+            keep = torch.tensor(
+                [[[slot in kept for slot in range(keys.shape[2])] for kept in rows]], device=keys.device
+            )
+            keys, values = self.policy.rewrite(view, keep)
+            for head, head_keys, head_values in zip(layer.heads, keys[0], values[0], strict=True):
+                head.keys, head.values = head_keys, head_values
 
     def _choose(self, phase: Phase, num_keep: int) -> tuple[list, list, list[list[set[int]]]]:
         """Scores and positions by layer, and the slots that stay, where all rows keep equally many."""

@@ -200,9 +200,14 @@ class Compactor:
             scores = self._kept.complete(part.pages(self._kept.values.grid), alike.num_old_blocks, scores)
         ranked = rank(policy, alike.phase, scores, positions, part.group.num_seen)
         size = item_size(policy, alike.phase)
-        if policy.cache_positions:
+        rewrites = alike.phase in policy.rewrite_phases
+        if rewrites or policy.cache_positions:
             leaving = lowest(ranked, (alike.num_before - alike.num_keep) // size)
-            lost = places_lost(positions, staying(leaving, size, alike.num_before))
+            stays = staying(leaving, size, alike.num_before)
+        if rewrites:
+            self._scorer.rewrite(part, positions, stays, num_layers)
+        if policy.cache_positions:
+            lost = places_lost(positions, stays)
             for moved in covered:
                 self._turn_back(moved, of_layers(lost, moved.layers))
         return plan_moves(ranked, alike.phase, size, alike.num_before, alike.num_keep)

@@ -68,6 +68,10 @@ class CacheLayout(ABC):
     def write_keys(self, pages: torch.Tensor, keys: torch.Tensor) -> None:
         """Replace the keys [..., T, D] of the first T slots; the rest of the last page is undefined afterwards."""
 
+    @abstractmethod
+    def write_values(self, pages: torch.Tensor, values: torch.Tensor) -> None:
+        """Replace the values, as `write_keys`."""
+
     def copy_pages(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy whole pages int64 [..., M], which is quicker than token by token."""
         self.pages[target] = self.pages[source]
@@ -92,6 +96,11 @@ class InterleavedLayout(CacheLayout):
         """See `CacheLayout.write_keys`."""
         split = _split(keys, self.grid.block_size)
         self.pages[..., : self.head_size][pages[..., : split.shape[-3]]] = split
+
+    def write_values(self, pages: torch.Tensor, values: torch.Tensor) -> None:
+        """See `CacheLayout.write_values`."""
+        split = _split(values, self.grid.block_size)
+        self.pages[..., self.head_size :][pages[..., : split.shape[-3]]] = split
 
 
 class CpuLayout(CacheLayout):
@@ -128,6 +137,11 @@ class CpuLayout(CacheLayout):
         """See `CacheLayout.write_keys`."""
         split = _split(keys, self.grid.block_size)
         self._keys[pages[..., : split.shape[-3]]] = split.transpose(-1, -2)
+
+    def write_values(self, pages: torch.Tensor, values: torch.Tensor) -> None:
+        """See `CacheLayout.write_values`."""
+        split = _split(values, self.grid.block_size)
+        self._values[pages[..., : split.shape[-3]]] = split
 
 
 def _distance(caches: Sequence[torch.Tensor]) -> int:

@@ -4,6 +4,7 @@ Letters: L layers, l of them at once, N requests, H KV heads (Hs: H, or 1 where 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -48,6 +49,19 @@ class Scorer:
         joined = scores[0] if len(scores) == 1 else torch.cat(scores)
         joined = joined.unflatten(0, (len(positions), -1))
         return joined if self._policy.per_head else self._average_over_ranks(joined)
+
+    def rewrite(self, part: Part, positions: torch.Tensor, stays: torch.Tensor, num_layers: int) -> None:
+        """Let the policy change keys and values of the tokens that stay, bool [l, N, Hs, T]; the rest as `scores`."""
+        for layers in cut(len(positions), num_layers if self._policy.layers_together else 1):
+            pages = part.pages(self._layout.grid)[layers]
+            keys, values = (
+                read(pages, positions.shape[-1]).flatten(0, 1)
+                for read in (self._layout.read_keys, self._layout.read_values)
+            )
+            view = replace(self._view(part, positions, layers), keys=keys, values=values)
+            keys, values = self._policy.rewrite(view, stays[layers].flatten(0, 1))
+            self._layout.write_keys(pages, keys.unflatten(0, pages.shape[:2]))
+            self._layout.write_values(pages, values.unflatten(0, pages.shape[:2]))
 
     def _view(self, part: Part, positions: torch.Tensor, layers: slice) -> View:
         """Rows [l x N, ...] of some of the part's layers; `layers` counts from the part's first."""
