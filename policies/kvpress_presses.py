@@ -40,7 +40,7 @@ _CHANGES = "it changes what is cached, and not only which tokens are"
 _SECOND_PASS = "it runs the model over the prompt again"
 _DECODING = "it says when a press acts, here the engine does"
 REFUSED = {
-    "AdaKVPress": f"{_UNEQUAL} per head",
+    "AdaKVPress": f"{_UNEQUAL} per head. Use policy=ada_kv, or expected_attention_adaptive, with floor_rule=minimum",
     "BlockPress": f"{_DECODING}. Use policy=keydiff_chunked for KeyDiff in blocks",
     "CAMPress": _CHANGES,
     "ChunkKVPress": "it keeps whole chunks, near the budget and not at it. Use policy=chunkkv",
@@ -52,7 +52,7 @@ REFUSED = {
     "CriticalKVPress": _OUTPUT,
     "DMSPress": f"{_UNEQUAL}, by a threshold",
     "DecodingPress": _DECODING,
-    "DuoAttentionPress": f"{_UNEQUAL} per head, and {_DOWNLOAD}",
+    "DuoAttentionPress": f"{_UNEQUAL} per head, and {_DOWNLOAD}. Use policy=head_classes",
     "EntropyGatedChunkKVPress": "it keeps whole chunks, near the budget and not at it. Use policy=chunkkv",
     "ExpectedAttentionStatsPress": _DOWNLOAD,
     "FastKVzipPress": f"{_UNEQUAL} per head, and {_DOWNLOAD}",
@@ -68,11 +68,11 @@ REFUSED = {
     "NonCausalAttnPress": _WHOLE_PROMPT,
     "PerLayerCompressionPress": f"{_UNEQUAL} per layer",
     "PrefillDecodingPress": _DECODING,
-    "PyramidKVPress": f"{_UNEQUAL} per layer",
+    "PyramidKVPress": f"{_UNEQUAL} per layer. Use policy=pyramid_kv",
     "QFilterPress": _DOWNLOAD,
     "RestoreKVPress": _SECOND_PASS,
     "SimLayerKVPress": f"{_UNEQUAL} per layer",
-    "ThinKPress": _CHANGES,
+    "ThinKPress": f"{_CHANGES}. Use policy.options.think with any policy",
 }
 """Press -> why it is no policy here."""
 
