@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import ClassVar
 
 import torch
 
@@ -18,7 +19,8 @@ def with_think(base: type[Policy]) -> type[Policy]:
 
     When the prompt is cut to the budget, each KV head scores its key channels by E_j = mean of q_j^2 over the last
     `think_window` queries of its group, times mean of k_j^2 over the tokens that are cut. The lowest floor(think x D)
-    become zero in all kept tokens but the last `think_window`. Tokens of the answer stay whole, values are untouched.
+    become zero in all kept tokens but the last `think_window`. Tokens of the answer stay whole, values are untouched. While
+    decoding the policy scores keys as they are cached then.
 
     Source: paper, section 3, and the authors' code. A zero channel adds nothing to a logit, so that the stock kernel
     computes ThinK's logits exactly. **Nothing is freed**: a cache with shorter keys would save think / 2 of the bytes
@@ -38,6 +40,8 @@ def with_think(base: type[Policy]) -> type[Policy]:
             think: share of the key channels that become zero; 0.4 in the paper.
             think_window: last queries that judge, and whose tokens stay whole.
         """
+
+        scores_stay: ClassVar[bool] = False
 
         think: float = 0.4
         think_window: int = 32
