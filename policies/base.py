@@ -51,8 +51,8 @@ class Policy(ABC):
             saves kernels; `View.layer` is a tensor then.
         same_in_all_layers: True if the choice follows from the positions alone and is the same in all layers, so that
             it is made once, and positions are kept once. Then `signals` is empty and `per_head` False.
-        rewrite_phases: phases in which `rewrite` changes what the tokens that stay hold. Only with `allocation="equal"`,
-            without `scores_stay` and `same_in_all_layers`.
+        rewrite_phases: phases in which `rewrite` changes what the tokens that stay hold. Not beside `scores_stay` or
+            `same_in_all_layers`, nor with "ragged".
         query_window: queries that `Signal.WINDOW_QUERIES` holds, or of the prompt that `Signal.SQUARED_ATTENTION` sums.
         modes: prefill modes in which the definition makes sense.
     """

@@ -36,6 +36,7 @@ class Cascading(Policy):
     """
 
     name: ClassVar[str] = "cascading"
+    layers_together: ClassVar[bool] = True
 
     num_caches: int = 4
     choice: Literal["position", "attention"] = "position"
@@ -63,6 +64,11 @@ class Cascading(Policy):
         return self.choice == "attention"
 
     @property
+    def same_in_all_layers(self) -> bool:
+        """True with `choice=position`."""
+        return self.choice == "position"
+
+    @property
     def cache_positions(self) -> bool:
         """`position_mode=cache`."""
         return self.position_mode == "cache"
@@ -70,6 +76,8 @@ class Cascading(Policy):
     def score(self, view: View) -> torch.Tensor:
         """1 for sinks and for the token that each entry holds, 0 for the others: float32 [N, H or 1, T]."""
         age_rank = view.positions.argsort(dim=-1).argsort(dim=-1) - self.protect_first
+        if view.positions.shape[-1] == self.budget + 1:
+            return self._after_one_step(age_rank, view)
         entry = self._entries(age_rank, view.num_seen[:, None, None])
         if self.choice == "position":
             holds = _largest_in_entry(-age_rank, entry)
@@ -79,6 +87,25 @@ class Cascading(Policy):
         num_entries = self.budget - self.protect_first
         return ((age_rank < 0) | (holds & (entry < num_entries))).float()
 
+    def _after_one_step(self, rank: torch.Tensor, view: View) -> torch.Tensor:
+        """The same when one token arrived: one leaves where a sub-cache does not accept, 0, and the others stay, 1."""
+        num_entries, size, first_size = self._sizes()
+        step = view.num_seen[:, None, None] - self.protect_first - 1
+        level = 1 + sum((step % 2**i == 0).long() for i in range(1, self.num_caches))  # that does not accept
+        newcomer = num_entries - first_size - (level - 1) * size  # its rank, one behind the newest entry of the level
+        if self.choice == "position":
+            return (rank != newcomer).float()
+        mass = view.attention_mass
+        received, rivals = ((mass * (rank == place)).sum(dim=-1, keepdim=True) for place in (newcomer, newcomer - 1))
+        replaces = (received >= rivals) & (level < self.num_caches)
+        return (rank != newcomer - replaces.long()).float()
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """Entries in all, of a sub-cache, and of sub-cache 0."""
+        num_entries = self.budget - self.protect_first
+        size = num_entries // self.num_caches
+        return num_entries, size, num_entries - (self.num_caches - 1) * size
+
     def _entries(self, rank: torch.Tensor, num_seen: torch.Tensor) -> torch.Tensor:
         """The entry in which each token ends, by its rank among tokens that are no sinks; C - sinks if in none.
 
@@ -86,9 +113,7 @@ class Cascading(Policy):
         others arrive one a step. Entries of a sub-cache are numbered by the steps at which it accepted: 1 for the
         first, 0 for its newest before that, -1 for the one before. Entry k is pushed out at acceptance k + S.
         """
-        num_entries = self.budget - self.protect_first
-        size = num_entries // self.num_caches
-        first_size = num_entries - (self.num_caches - 1) * size
+        num_entries, size, first_size = self._sizes()
         start = num_seen - self.protect_first - (rank.shape[-1] - self.budget)  # step of the first arrival
         last = num_seen - self.protect_first - 1
         age = num_entries - 1 - rank

@@ -35,6 +35,7 @@ class ElasticCache(Policy):
     """
 
     name: ClassVar[str] = "elastic_cache"
+    layers_together: ClassVar[bool] = True
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION_MASS})
     rewrite_phases: ClassVar[frozenset[Phase]] = frozenset({Phase.PREFILL_END})
     modes: ClassVar[tuple[str, ...]] = ("after",)

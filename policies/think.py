@@ -19,8 +19,8 @@ def with_think(base: type[Policy]) -> type[Policy]:
 
     When the prompt is cut to the budget, each KV head scores its key channels by E_j = mean of q_j^2 over the last
     `think_window` queries of its group, times mean of k_j^2 over the tokens that are cut. The lowest floor(think x D)
-    become zero in all kept tokens but the last `think_window`. Tokens of the answer stay whole, values are untouched. While
-    decoding the policy scores keys as they are cached then.
+    become zero in all kept tokens but the last `think_window`. Tokens of the answer stay whole, values are untouched.
+    While decoding the policy scores keys as they are cached then.
 
     Source: paper, section 3, and the authors' code. A zero channel adds nothing to a logit, so that the stock kernel
     computes ThinK's logits exactly. **Nothing is freed**: a cache with shorter keys would save think / 2 of the bytes
@@ -42,6 +42,7 @@ def with_think(base: type[Policy]) -> type[Policy]:
         """
 
         scores_stay: ClassVar[bool] = False
+        same_in_all_layers: ClassVar[bool] = False
 
         think: float = 0.4
         think_window: int = 32

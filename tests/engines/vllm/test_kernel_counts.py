@@ -17,7 +17,7 @@ from tests.engines.vllm.test_gpu_syncs import BLOCK, NUM_BEFORE, VARIANTS, build
 
 AT_MOST = 40
 MORE = {("paged_eviction", "decode_scope"): 44, ("streaming_llm", "position_mode"): 55}  # of what is no default
-REPLAYED = {"cascading"}  # scores by playing its levels again, layer by layer: hundreds
+REPLAYED = {"cascading"}  # is quick one token above its budget only, and here are more
 
 
 class CountKernels(TorchDispatchMode):
