@@ -1,8 +1,7 @@
 """ThinK (Xu et al., arXiv 2407.21018): key channels that matter little to the newest queries are set to zero."""
 
-from dataclasses import dataclass, replace
+from dataclasses import make_dataclass, replace
 from functools import cache
-from typing import ClassVar
 
 import torch
 
@@ -15,7 +14,19 @@ OPTIONS = ("think", "think_window")
 
 @cache
 def with_think(base: type[Policy]) -> type[Policy]:
-    """`base` with ThinK on top: first tokens leave, then channels of those that stay.
+    """`base` with ThinK on top, see `Think`.
+
+    Raises:
+        ValueError: the policy never evicts.
+    """
+    if not base.evicts:
+        raise ValueError(f"policy.options.think is not for policy={base.name}, which never evicts. Use another one.")
+    options = [("think", float, 0.4), ("think_window", int, 32)]
+    return make_dataclass(f"Think{base.__name__}", options, bases=(Think, base), frozen=True, kw_only=True)
+
+
+class Think:
+    """What comes before a policy's own class: first tokens leave, then channels of those that stay.
 
     When the prompt is cut to the budget, each KV head scores its key channels by E_j = mean of q_j^2 over the last
     `think_window` queries of its group, times mean of k_j^2 over the tokens that are cut. The lowest floor(think x D)
@@ -26,72 +37,60 @@ def with_think(base: type[Policy]) -> type[Policy]:
     computes ThinK's logits exactly. **Nothing is freed**: a cache with shorter keys would save think / 2 of the bytes
     of these tokens, which is the nominal saving. kvpress's press scores by all keys and cuts the last ones too.
 
-    Raises:
-        ValueError: the policy never evicts, keeps unequally many tokens, or prunes the prompt in chunks.
+    Options:
+        think: share of the key channels that become zero; 0.4 in the paper.
+        think_window: last queries that judge, and whose tokens stay whole.
     """
-    if not base.evicts:
-        raise ValueError(f"policy.options.think is not for policy={base.name}, which never evicts. Use another one.")
 
-    @dataclass(frozen=True, kw_only=True)
-    class Think(base):
-        """See `with_think`.
+    scores_stay = False
+    same_in_all_layers = False
 
-        Attributes:
-            think: share of the key channels that become zero; 0.4 in the paper.
-            think_window: last queries that judge, and whose tokens stay whole.
+    def __post_init__(self) -> None:
+        """Check the options, then the policy's own.
+
+        Raises:
+            ValueError: one is out of range, or the policy keeps unequally many tokens or prunes the prompt in chunks.
         """
+        check_range("policy.options.think", self.think, 0, 1)
+        limit = f"policy.budget={self.budget}"
+        check_range("policy.options.think_window", self.think_window, 1, self.budget - 1, limit=limit)
+        if self.prefill != "after":
+            raise ValueError(f"policy.options.prefill={self.prefill} is not defined with think. Use after.")
+        super().__post_init__()
+        if self.allocation == "ragged":
+            raise ValueError(
+                f"policy.options.think is not for policy={self.name} with unequal counts. Use one with equal ones."
+            )
 
-        scores_stay: ClassVar[bool] = False
-        same_in_all_layers: ClassVar[bool] = False
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """The policy's own, and the last queries."""
+        return super().signals | {Signal.WINDOW_QUERIES}
 
-        think: float = 0.4
-        think_window: int = 32
+    @property
+    def query_window(self) -> int:
+        """The longer of the two windows."""
+        return max(super().query_window, self.think_window)
 
-        def __post_init__(self) -> None:
-            """Check the options, then the policy's own."""
-            check_range("policy.options.think", self.think, 0, 1)
-            limit = f"policy.budget={self.budget}"
-            check_range("policy.options.think_window", self.think_window, 1, self.budget - 1, limit=limit)
-            if self.prefill != "after":
-                raise ValueError(f"policy.options.prefill={self.prefill} is not defined with think. Use after.")
-            super().__post_init__()
-            if self.allocation == "ragged":
-                raise ValueError(
-                    f"policy.options.think is not for policy={self.name} with unequal counts. Use one with equal ones."
-                )
+    @property
+    def rewrite_phases(self) -> frozenset[Phase]:
+        """Once more: when the prompt was cut."""
+        return super().rewrite_phases | {Phase.PREFILL_END}
 
-        @property
-        def signals(self) -> frozenset[Signal]:
-            """The policy's own, and the last queries."""
-            return super().signals | {Signal.WINDOW_QUERIES}
+    def score(self, view: View) -> torch.Tensor:
+        """The policy's own, which sees the queries that it asked for."""
+        own = super().query_window if Signal.WINDOW_QUERIES in super().signals else 0
+        queries = view.window_queries[:, :, -own:] if own else None
+        return super().score(replace(view, window_queries=queries))
 
-        @property
-        def query_window(self) -> int:
-            """The longer of the two windows."""
-            return max(super().query_window, self.think_window)
-
-        @property
-        def rewrite_phases(self) -> frozenset[Phase]:
-            """Once more: when the prompt was cut."""
-            return super().rewrite_phases | {Phase.PREFILL_END}
-
-        def score(self, view: View) -> torch.Tensor:
-            """The policy's own, which sees the queries that it asked for."""
-            own = super().query_window if Signal.WINDOW_QUERIES in super().signals else 0
-            queries = view.window_queries[:, :, -own:] if own else None
-            return super().score(replace(view, window_queries=queries))
-
-        def rewrite(self, view: View, keep: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            """What the policy itself makes of keys and values, with zero channels."""
-            keys, values = view.keys, view.values
-            if view.phase in super().rewrite_phases:
-                keys, values = super().rewrite(view, keep)
-            cut = keep & (view.positions < view.num_seen[:, None, None] - self.think_window)
-            dropped = _least_channels(view.window_queries[:, :, -self.think_window :], keys, cut, self.think)
-            return keys.masked_fill(cut[..., None] & dropped[:, :, None], 0), values
-
-    Think.__name__ = Think.__qualname__ = f"Think{base.__name__}"
-    return Think
+    def rewrite(self, view: View, keep: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the policy itself makes of keys and values, with zero channels."""
+        keys, values = view.keys, view.values
+        if view.phase in super().rewrite_phases:
+            keys, values = super().rewrite(view, keep)
+        cut = keep & (view.positions < view.num_seen[:, None, None] - self.think_window)
+        dropped = _least_channels(view.window_queries[:, :, -self.think_window :], keys, cut, self.think)
+        return keys.masked_fill(cut[..., None] & dropped[:, :, None], 0), values
 
 
 def _least_channels(queries: torch.Tensor, keys: torch.Tensor, cut: torch.Tensor, share: float) -> torch.Tensor:
