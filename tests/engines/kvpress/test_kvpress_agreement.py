@@ -104,7 +104,8 @@ def assert_same_choice(decision: Decision, positions: list[list[list[int]]], pol
             num_kept += len(our_row)
             num_differing += len(ties) // 2
     print(f"{policy.name} {getattr(policy, 'press', '')}: {num_differing} of {num_kept} places differ, in ties")
-    assert num_differing <= num_kept / 100
+    few = 0.05 if "LagKVPress" in getattr(policy, "press", "") else 0.01  # its scores are ranks, equal in every lag
+    assert num_differing <= few * num_kept
 
 
 def policy_scores(decision: Decision, layer: int, policy) -> torch.Tensor:
