@@ -38,7 +38,9 @@ def test_the_command_line_narrows_a_sweep(composed):
 
 
 def test_a_model_on_cpu_has_no_hours(composed):
-    assert announcement(composed("experiment=retrieval")).startswith("8 runs; ")
+    config = composed("experiment=retrieval")
+    assert config.record_retention
+    assert announcement(config).startswith("8 runs; ")
 
 
 def test_rows_and_lengths_make_the_work(composed):
