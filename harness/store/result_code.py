@@ -24,7 +24,10 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ("harness", "policies")
 ROOT = "harness.run.experiment"
 STARTED_BY_NAME = ("harness/engines/vllm", "harness/engines/kvpress")  # in vLLM's processes, and in another environment
-WITHOUT_EFFECT = ("harness.progress", "harness.report.summary", "harness.store", "harness.tracking")
+WITHOUT_EFFECT = (
+    *("harness.progress", "harness.report.summary", "harness.store", "harness.tracking"),
+    *("harness.budget", "harness.config_checks", "harness.pool"),  # what they decide is in the configuration
+)
 REGISTRY, TABLE, ENTRY_POINT_GROUP = "policies.registry", "BUILT_IN", "kv_eviction.policies"
 INSTALLED = ("site-packages", "dist-packages")
 NO_SOURCE = "no source"
