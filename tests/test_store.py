@@ -234,7 +234,7 @@ def test_the_newest_run_of_the_same_settings_and_other_code_is_found(tmp_path):
     (tmp_path / "runs" / f"{wanted.run_id[:-10]}{'0' * 10}" / "manifest.json").write_text("torn")
     assert find_namesake(folder, wanted) == (newer, "other code")
     moved = leave_run(tmp_path / "runs", CODE, "2026-01-05T00:00:00+00:00", model=MODEL | {"config.json": "new"})
-    assert find_namesake(folder, wanted) == (moved, "other files of the model (config.json)")
+    assert find_namesake(folder, wanted) == (moved, "other files (config.json)")
 
 
 def test_a_record_of_other_code_is_refused_with_the_module_that_differs(tmp_path):

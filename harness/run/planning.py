@@ -1,5 +1,6 @@
 """Which run a configuration asks for: its rows, its model and its code, and with them its name."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,8 +73,18 @@ def plan_run(config: HarnessConfig, command: str) -> PlannedRun:
             found.of(lambda: check_policy(config))
             raise UserError(found.text)
     code = result_code([config.policy.name], config.engine.name)
+    model |= _files_of_policy(config)
     run_id = make_run_id(as_plain(config), benchmark.content_hash, code, model)
     return PlannedRun(config, command, benchmark, code, model, run_id)
+
+
+def _files_of_policy(config: HarnessConfig) -> dict[str, str]:
+    """Digest by option of the files that the policy's options name: they count by what they hold."""
+    return {
+        f"policy.options.{option}": hashlib.sha256(Path(value).read_bytes()).hexdigest()
+        for option, value in config.policy.options.items()
+        if isinstance(value, str) and Path(value).is_file()
+    }
 
 
 class Findings:

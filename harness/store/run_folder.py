@@ -45,7 +45,7 @@ def make_run_id(config: dict[str, Any], data_sha256: str, code: ResultCode, mode
     and of the model's files does, and so does the code.
 
     Args:
-        model: what tells the model from others, see `harness.model_identity`.
+        model: what tells the model from others, see `harness.model_identity`, and the policy's files likewise.
     """
     identity = digest([SCHEMA_VERSION, _relevant(config), data_sha256, asdict(code), model])[:HASH_DIGITS]
     policy, benchmark = config["policy"], config["benchmark"]
@@ -86,7 +86,7 @@ def find_namesake(folder: Path, wanted: Manifest) -> tuple[Path, str] | None:
     path = max(found)[1]
     here, there = wanted.model, records[path].model
     files = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-    return path, f"other files of the model ({', '.join(files)})" if files else "other code"
+    return path, f"other files ({', '.join(files)})" if files else "other code"
 
 
 def check_same_versions(folder: Path, found: Manifest, wanted: Manifest) -> None:

@@ -48,7 +48,7 @@ def test_new_weights_in_the_same_folder_are_another_run(start, model, tmp_path, 
     weights[12345] = 1
     (model / "model.safetensors").write_bytes(weights)
     assert start() != first
-    said = f"the same settings ran before with other files of the model (model.safetensors): {first}"
+    said = f"the same settings ran before with other files (model.safetensors): {first}"
     assert said in capsys.readouterr().out
 
 
@@ -68,6 +68,17 @@ def test_a_copy_of_the_model_elsewhere_is_the_same_run_and_so_is_a_touched_one(s
     copied = Path(shutil.copytree(model, tmp_path / "copied"))
     assert start(f"model.path={copied}") == first
     assert capsys.readouterr().out.count("this run is finished already") == 2
+
+
+def test_a_file_of_the_policy_counts_by_its_content(start, tmp_path):
+    def start_with(scores: list, name: str) -> Path:
+        (tmp_path / name).write_text(json.dumps({"scores": scores}))
+        return start("policy=head_classes", f"policy.options.file={tmp_path / name}")
+
+    heads = [[float(layer * 3 + head) for head in range(3)] for layer in range(30)]
+    first = start_with(heads, "heads.json")
+    assert start_with(heads, "heads.json") == first
+    assert start_with(heads[::-1], "heads.json") != first
 
 
 def test_large_files_are_read_once_and_again_after_a_change(model, tmp_path, monkeypatch):
