@@ -67,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> None:
     from transformers import AutoModelForCausalLM
 
-    from harness.models import load_tokenizer, prepare_embedded_model
+    from harness.models import prepare_embedded_model
+    from harness.tokenizer import load_tokenizer
 
     if not 0 <= options.sinks < options.budget < options.length or options.rows < 1:
         raise UserError(

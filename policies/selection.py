@@ -45,6 +45,7 @@ def rank(
     Returns:
         int64 [L, N, Hs, I], different numbers in every row.
     """
+    # A block leaves while decoding when the newest one has just filled, so that the newest B tokens are no candidates.
     in_newest_block = phase is Phase.DECODE and policy.unit(phase) is Unit.BLOCK
     protect_last = 0 if in_newest_block and policy.protect_last <= policy.block_size else policy.protect_last
     protected = _protected(positions, policy.protect_first, num_seen, protect_last)

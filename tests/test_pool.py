@@ -8,7 +8,16 @@ from harness.pool import pool_tokens, sequences_that_fill
 from tests.bench.scripted_server import composed_plan
 from tests.test_config import composed
 
-LLAMA_8B = ModelConfig("8b", None, None, "bfloat16", 131072, 15.0, 32, 32, 8, 128)
+LLAMA_8B = ModelConfig(
+    name="8b",
+    dtype="bfloat16",
+    max_model_len=131_072,
+    weights_gib=15.0,
+    num_layers=32,
+    num_query_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+)
 CARDS = {"24 GB": 24.0, "80 GB": 79.6, "141 GB": 139.8}
 
 

@@ -168,8 +168,10 @@ def test_a_run_belongs_to_the_first_job_that_claims_it_also_when_that_job_is_que
 
 
 def test_a_new_sweep_in_the_folder_of_an_old_one_claims_anew(tmp_path, monkeypatch):
-    for remembered in ("folder", "overwrites"):
+    for remembered in ("folder", "overwrites", "results"):
         monkeypatch.setattr(SweepCallback, remembered, None)
+    monkeypatch.setattr("harness.run.sweep_check.problems_of_members", lambda config: [])
+    monkeypatch.setattr("harness.run.sweep.announcement", lambda config: "")
     old = claim(tmp_path / "3", "run")
     SweepCallback().on_multirun_start(composed(f"hydra.sweep.dir={tmp_path}", return_hydra_config=True))
     new = claim(tmp_path / "3", "run")
@@ -301,7 +303,8 @@ def test_every_run_of_the_shipped_wandb_sweep_composes(monkeypatch):
 def test_the_shipped_wandb_sweep_maximises_a_number_that_runs_report():
     from harness.tracking.wandb import summary
 
-    metrics = {"tasks": [], "overall": {"score": 1.0}, "memory": {}, "speed": {}, "eviction": {}}
+    overall = {"name": "all tasks", "score": 1.0, "ci_low": None, "ci_high": None}
+    metrics = {"status": "finished", "tasks": [], "overall": overall, "memory": {}, "speed": {}, "eviction": {}}
     assert wandb_sweep()["metric"]["name"] in summary(metrics)
     assert [part for part in wandb_sweep()["command"] if part.startswith("--")] == []
 

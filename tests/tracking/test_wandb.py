@@ -279,18 +279,3 @@ def test_the_workspace_charts_what_runs_report(finished):
     known = set(summary(read_metrics(finished))) | {"kv/t_s", "kv/blocks", "kv/running"}
     named = {name for content in SECTIONS.values() for _, *names in content for name in names if name}
     assert named <= known
-
-
-def test_every_run_of_the_sweep_file_is_one_that_the_harness_can_make():
-    from omegaconf import OmegaConf
-
-    sweep = OmegaConf.to_container(OmegaConf.load(ROOT / "harness" / "tracking" / "sweep.yaml"), resolve=False)
-    assert sweep["metric"]["name"] == "longbench/average"
-    register_schema()
-    values = {name: parameter["values"] for name, parameter in sweep["parameters"].items()}
-    with initialize_config_module(version_base="1.3", config_module="conf"):
-        for policy in values["policy"]:
-            made = compose(
-                "config", ["tracker=wandb", f"policy={policy}", f"policy.budget={values['policy.budget'][0]}"]
-            )
-            assert made.policy.budget == values["policy.budget"][0]

@@ -94,10 +94,17 @@ class EvictingAttentionManager(FullAttentionManager):
         self.num_evicted.pop(request_id, None)
         return super().pop_blocks_for_free(request_id)
 
-    def cache_blocks(self, request: Request, *args: Any, **kwargs: Any) -> None:
+    def cache_blocks(
+        self,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        *,
+        replay_boundaries: Sequence[int],
+    ) -> None:
         """As stock; blocks of a request that was evicted from hold no prefix."""
         if request.request_id not in self.num_evicted:
-            super().cache_blocks(request, *args, **kwargs)
+            super().cache_blocks(request, num_tokens, retention_interval, replay_boundaries=replay_boundaries)
 
     def evict(self, request_id: str, num_before: int, num_keep: int, num_left: int) -> dict[int, int] | None:
         """Cut the request's blocks to `num_left`, those of `num_keep` resident tokens or one more.

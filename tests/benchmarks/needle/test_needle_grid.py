@@ -75,7 +75,7 @@ def test_spans_after_a_cut_hold_the_same_tokens(before, length, after, half, mar
     spans = [(before + start, min(before + start + size, before + length)) for start, size in marked if start < length]
     removed = max(0, length - 2 * half)
     kept = ids[: before + length - removed - half] + ids[before + length - half :] if removed else ids
-    moved = cut_spans(Encoded(ids, before, before + length, tuple(spans)), removed)
+    moved = cut_spans(Encoded(ids, before, before + length, "", tuple(spans)), removed)
     assert moved == () or [kept[start:end] for start, end in moved] == [ids[start:end] for start, end in spans]
     if all(set(ids[start:end]) <= set(kept) for start, end in spans):
         assert len(moved) == len(spans)

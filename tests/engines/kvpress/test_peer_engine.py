@@ -73,7 +73,9 @@ def test_counts_are_means_over_layers_of_the_real_lengths(start):
     stats = engine.stats()
     assert (stats.block_size, stats.bytes_per_block) == (BLOCK_SIZE, 32)
     assert (stats.peak_blocks, stats.num_steps) == (4, 6)
-    assert stats.mean_blocks == pytest.approx((4 + 3 + 3 + 2 + 2 + 2) / 6)
+    times = [sample.t_s for sample in stats.block_usage]
+    weighted = [blocks * (end - begin) for blocks, begin, end in zip([4, 3, 3, 2, 2], times, times[1:], strict=False)]
+    assert stats.mean_blocks == pytest.approx(sum(weighted) / (times[-1] - times[0]))
     assert (stats.num_evictions, stats.num_evicted_tokens, stats.eviction_time_s) == (1, 11, 0.125)
     # One row a forward, as vLLM has one a step, so that the mean blocks of a request are the same measure.
     assert [sample.blocks for sample in stats.block_usage] == [4, 3, 3, 2, 2, 2]

@@ -30,3 +30,20 @@ def shape(tiny_model):
         num_kv_blocks=300,
         max_num_batched_tokens=512,
     )
+
+
+@pytest.fixture
+def copies_as_on_a_gpu(monkeypatch):
+    """Host numbers really go to the device: vLLM's CPU worker, once imported, replaces the copy by none."""
+    import torch
+
+    from harness.engines.vllm import compaction
+    from harness.engines.vllm.ragged import table
+    from harness.engines.vllm.signals import mass, page_sums, window
+
+    def copied(data, device=None, dtype=None, out=None):
+        host = torch.as_tensor(data, dtype=dtype)
+        return host.to(device, non_blocking=True) if out is None else out.copy_(host, non_blocking=True)
+
+    for module in (compaction, table, mass, page_sums, window):
+        monkeypatch.setattr(module, "async_tensor_h2d", copied)

@@ -49,7 +49,7 @@ SCHEDULER_HOOKS = (
     "_reserve_prefill_lookahead",
     "_free_request",
 )
-MANAGER_HOOKS = ("__init__", "get_num_blocks_to_allocate", "allocate_new_blocks", "pop_blocks_for_free")
+MANAGER_HOOKS = ("__init__", "get_num_blocks_to_allocate", "allocate_new_blocks", "pop_blocks_for_free", "cache_blocks")
 HOOKS = [
     *((ours, stock, name) for ours, stock in RUNNERS for name in RUNNER_HOOKS),
     *((ours, stock, name) for ours, stock in SCHEDULERS for name in SCHEDULER_HOOKS),
@@ -65,7 +65,7 @@ HOOKS = [
 OWN = {
     EvictionRunning: {"record_resident", "bytes_of_pages"},
     EvictionScheduling: set(),
-    EvictingAttentionManager: {"evict", "evict_measured", "expect", "forget"},
+    EvictingAttentionManager: {"evict", "evict_measured", "expect", "forget", "free_cut"},
     EvictingAttentionSpec: {"from_full"},
     EvictionGPUWorker: set(),
 }

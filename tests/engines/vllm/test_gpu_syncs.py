@@ -25,6 +25,7 @@ from harness.engines.vllm.signals.batch import StepBatch
 from policies import Phase, build_policy
 from tests.policy_names import EQUAL
 
+pytestmark = pytest.mark.usefixtures("copies_as_on_a_gpu")
 META = torch.device("meta")
 COPIES = {"aten::to", "aten::_to_copy", "aten::copy_"}
 NUM_LAYERS, NUM_BLOCKS, NUM_HEADS, GROUP, BLOCK, HEAD_SIZE = 3, 64, 2, 2, 16, 32

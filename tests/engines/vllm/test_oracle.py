@@ -117,5 +117,7 @@ def test_kept_positions_and_text_equal_the_reference(shape, model, name, options
     run = run_live(shape, settings, requests)
     policy = settings.build_policy(BLOCK)
     followed = [follows_reference(run, request, policy, model) for request in requests]
-    assert followed.count(False) <= 1, "near-ties are rare"
+    # `follows_reference` has shown each parting to be a near-tie. At 18 bits rounding decides a little more often on
+    # random weights than it did at 14; more than a third would be a fault that looks like ties.
+    assert followed.count(False) <= 2, "near-ties are rare"
     assert run.stats.free_blocks_at_end == run.stats.num_blocks - 1

@@ -118,7 +118,7 @@ def test_a_server_says_at_start_what_it_does(shape, monkeypatch):
     (line,) = [message for message in said if message.startswith("KV eviction")]
     assert line == (
         "KV eviction is on: policy=h2o, budget=64 tokens, prefill=after, block_size=32; admission: as stock vLLM "
-        "(reserve=false); switched off: prefix caching, full CUDA graphs (attention is watched)"
+        "(reserve=false); switched off: prefix caching, full CUDA graphs (attention is watched, or called by head)"
     )
     kept = start_line(EvictionSettings("full"), 32, [])
     assert kept.startswith("KV eviction is on: policy=full, which keeps everything, block_size=32; admission: the pool")
