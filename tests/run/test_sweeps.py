@@ -70,9 +70,8 @@ def latest_outcomes(place: Path) -> list[tuple[str, str]]:
     return [(outcome.status, outcome.note) for outcome in read_outcomes(folder).values()]
 
 
-POLICIES = ("policy=full,paged_eviction", "policy.budget=100,256,512")
+POLICIES = ("policy=full,paged_eviction", "policy.budget=128,256,512")
 SAME_AS_FIRST = ("skipped", "the same run as job 0")
-NOT_A_MULTIPLE = ("failed", "policy.budget=100 is not a multiple of engine.block_size=32. Use 96 or 128.")
 
 
 @pytest.mark.slow
@@ -81,21 +80,20 @@ def test_jobs_fail_apart_run_once_and_are_skipped_when_finished(sweep, place):
     assert first.returncode == 1
     killed = ("failed", "the run was killed by SIGKILL")
     ok = ("ok", "")
-    assert latest_outcomes(place) == [ok, SAME_AS_FIRST, SAME_AS_FIRST, NOT_A_MULTIPLE, killed, ok]
-    assert "6 jobs: 2 ok, 2 skipped, 2 failed. Sweep folder" in first.stdout
+    assert latest_outcomes(place) == [ok, SAME_AS_FIRST, SAME_AS_FIRST, ok, killed, ok]
+    assert "6 jobs: 3 ok, 2 skipped, 1 failed. Sweep folder" in first.stdout
     to_go_on = first.stdout.split("to go on, the same sweep again, or:\n")[1].splitlines()
     assert [re.search(r"policy=\S+ policy.budget=\d+", line)[0] for line in to_go_on] == [
-        "policy=paged_eviction policy.budget=100",
         "policy=paged_eviction policy.budget=256",
     ]
     assert "Traceback" not in first.stderr
 
     second = sweep(*POLICIES, "tracker=wandb_offline")
-    assert second.returncode == 1
+    assert second.returncode == 0
     before = ("skipped", "finished before")
-    assert latest_outcomes(place) == [before, SAME_AS_FIRST, SAME_AS_FIRST, NOT_A_MULTIPLE, ok, before]
+    assert latest_outcomes(place) == [before, SAME_AS_FIRST, SAME_AS_FIRST, before, ok, before]
     runs = list((place / "runs").iterdir())
-    assert len(runs) == 3
+    assert len(runs) == 4
     assert all(read_manifest(run).status == "finished" for run in runs)
     for run in runs:
         (reported,) = (run / "wandb").glob("offline-run-*")
