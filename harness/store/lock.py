@@ -58,6 +58,8 @@ def locked(folder: Path) -> Iterator[None]:
                 with contextlib.suppress(OSError):
                     _replace(file, None)
         finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # a child that was just forked may not have closed its copy yet
             _held.discard(file.fileno())
 
 
