@@ -10,19 +10,19 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 VOCAB_SIZE = 128
 UNEVEN = ((0.1, 1.0), (0.5, 0.02), (1.5, 0.3))
-"""Factors of the keys by layer and KV head."""
+"""Factors of the keys by layer and KV head, over and over."""
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>")
 
 
-def tiny_llama_config() -> LlamaConfig:
-    """3 layers, 4 query heads over 2 KV heads of size 32 (the smallest that vLLM's CPU kernels take)."""
+def tiny_llama_config(num_kv_heads: int = 2) -> LlamaConfig:
+    """3 layers, 2 query heads a KV head, of size 32 (the smallest that vLLM's CPU kernels take)."""
     return LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=2 * num_kv_heads,
+        num_key_value_heads=num_kv_heads,
         head_dim=32,
         max_position_embeddings=4096,
         initializer_range=0.25,
@@ -34,7 +34,7 @@ def tiny_llama_config() -> LlamaConfig:
     )
 
 
-def tiny_llama(seed: int = 0, uneven: bool = False) -> LlamaForCausalLM:
+def tiny_llama(seed: int = 0, uneven: bool = False, num_kv_heads: int = 2) -> LlamaForCausalLM:
     """The model in memory, float32, in eval mode.
 
     The wide initialisation keeps greedy text varied and the gap between the two best tokens large.
@@ -42,24 +42,26 @@ def tiny_llama(seed: int = 0, uneven: bool = False) -> LlamaForCausalLM:
     Args:
         seed: of the weights.
         uneven: make attention sharp in some heads and flat in others, so that they need unequally many tokens.
+        num_kv_heads: an even number of them.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(tiny_llama_config()).float().eval()
+        model = LlamaForCausalLM(tiny_llama_config(num_kv_heads)).float().eval()
     if uneven:
         for factor, layer in zip(UNEVEN, model.model.layers, strict=True):
             weight = layer.self_attn.k_proj.weight.detach()
-            weight.mul_(torch.tensor(factor).repeat_interleave(len(weight) // len(factor))[:, None])
+            factors = torch.tensor(factor).repeat(num_kv_heads // len(factor))
+            weight.mul_(factors.repeat_interleave(len(weight) // num_kv_heads)[:, None])
     return model
 
 
-def save_tiny_llama(path: Path, seed: int = 0, uneven: bool = False) -> Path:
+def save_tiny_llama(path: Path, seed: int = 0, uneven: bool = False, num_kv_heads: int = 2) -> Path:
     """Write config, safetensors, generation config and a word-level tokenizer ("w4".."w127") under `path`.
 
     Returns:
         `path`.
     """
-    model = tiny_llama(seed, uneven)
+    model = tiny_llama(seed, uneven, num_kv_heads)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=3)
     model.save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)

@@ -1,13 +1,15 @@
 """`python -m tests.serve.shutdown`: how soon clients hear of the end of a server, stock and with the plugin.
 
-16 streams, of which half wait for their turn; after 3 seconds the server gets SIGTERM, or its engine core SIGKILL.
-Clients give up after 30 s without a token. `--drain SECONDS` passes that as vLLM's own `--shutdown-timeout`.
+16 streams, of which half wait for their turn. Once eight have begun, the server gets SIGTERM, or its engine core
+SIGKILL. A client hangs if it hears nothing more until it gives up, after 20 s without a token. `--drain SECONDS` passes
+that as vLLM's own `--shutdown-timeout`. Servers take turns.
 """
 
 import argparse
 import os
 import signal
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,18 +18,20 @@ from typing import Any
 from tests.serve.servers import Server, running_server, stream
 from tests.tiny_llama import random_prompt, save_tiny_llama
 
-CLIENTS, NEW, PATIENCE = 16, 700, 30
+CLIENTS, AT_ONCE, NEW, PATIENCE = 16, 8, 800, 20
 EVICTING = {"kv_eviction": {"policy": "paged_eviction", "budget": 128}}
 
 
-def end_under_load(server: Server, victim: str) -> tuple[list[float], list[str | None], float]:
-    """Seconds from the signal until each client's stream ended, their errors, and until the server was gone."""
+def end_under_load(server: Server, victim: str) -> str:
+    """What became of the clients, and when the server was gone, in words; seconds count from the signal."""
+    begun = threading.Semaphore(0)
     with ThreadPoolExecutor(CLIENTS) as pool:
         start = time.monotonic()
         streams = [
-            pool.submit(stream, server.url, random_prompt(200, index), NEW, PATIENCE) for index in range(CLIENTS)
+            pool.submit(stream, server.url, random_prompt(200, index), NEW, PATIENCE, begun.release)
+            for index in range(CLIENTS)
         ]
-        time.sleep(3)
+        assert all(begun.acquire(timeout=60) for _ in range(AT_ONCE))
         pid, number = (
             (server.process.pid, signal.SIGTERM) if victim == "server" else (server.engine_core().pid, signal.SIGKILL)
         )
@@ -35,35 +39,38 @@ def end_under_load(server: Server, victim: str) -> tuple[list[float], list[str |
         os.kill(pid, number)
         results = [each.result() for each in streams]
     server.process.wait(timeout=60)
+    gone = time.monotonic() - start - ended
+    waits = [seconds - ended for _, seconds, _ in results]
+    errors = [error for *_, error in results]
+    hung = sum("timed out" in (error or "") for error in errors)
+    heard = [wait for wait, error in zip(waits, errors, strict=True) if "timed out" not in (error or "")]
+    when = f"{min(heard):.1f} to {max(heard):.1f} s" if heard else "-"
     return (
-        [seconds - ended for _, seconds, _ in results],
-        [error for *_, error in results],
-        time.monotonic() - start - ended,
+        f"{hung} of {CLIENTS} hung, {errors.count(None)} got all of their answer, the {len(heard)} that did not hang "
+        f"knew after {when}; server gone after {gone:.1f} s"
     )
 
 
 def main() -> None:
-    """Print one line a server and way to end."""
+    """Print one line a round, server and way to end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", nargs="+", default=["stock", "ours"])
     parser.add_argument("--victims", nargs="+", default=["server", "engine core"])
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--drain", type=int, default=0)
     arguments = parser.parse_args()
-    extra = ["--max-num-seqs", "8", "--shutdown-timeout", str(arguments.drain)]
+    extra = ["--max-num-seqs", str(AT_ONCE), "--shutdown-timeout", str(arguments.drain)]
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_llama(Path(folder) / "tiny")
-        for name in arguments.servers:
-            config: dict[str, Any] | None = None if name == "stock" else EVICTING
+        for _ in range(arguments.rounds):
             for victim in arguments.victims:
-                own = Path(tempfile.mkdtemp(dir=folder))
-                with running_server(model, config, own, extra) as server:
-                    waits, errors, gone = end_under_load(server, victim)
-                print(
-                    f"{name}, {victim} ends: clients heard of it after {min(waits):.1f} to {max(waits):.1f} s, "
-                    f"{sum(error is None for error in errors)} of {CLIENTS} think that all went well, server gone "
-                    f"after {gone:.1f} s, left: {sorted(path.name for path in own.iterdir())}; e.g. {errors[0]}",
-                    flush=True,
-                )
+                for name in arguments.servers:
+                    config: dict[str, Any] | None = None if name == "stock" else EVICTING
+                    own = Path(tempfile.mkdtemp(dir=folder))
+                    with running_server(model, config, own, extra) as server:
+                        outcome = end_under_load(server, victim)
+                    left = sorted(path.name for path in own.iterdir() if path.name != "server.log")
+                    print(f"{name}, {victim} ends: {outcome}; files left: {left or 'none'}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from harness.models import prepare_embedded_model
+from harness.retention import read_retention
 from tests.serve.servers import ENVIRONMENT, NAME, running_server, server_command, stream
 from tests.tiny_llama import random_prompt, save_tiny_llama
 
@@ -23,6 +24,7 @@ openai = pytest.importorskip("openai", reason="needs the openai client (make set
 
 BUDGET, CHUNK = 128, 64
 NEW, DRAIN = 40, 300
+LONG = 400
 
 pytestmark = pytest.mark.slow
 
@@ -42,30 +44,39 @@ def paged(model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def h2o(model, tmp_path_factory):
-    """H2O on prompts read in chunks."""
-    settings = {"policy": "h2o", "budget": BUDGET, "options": {"prefill": "chunked", "prefill_chunk": CHUNK}}
-    with running_server(model, {"kv_eviction": settings}, tmp_path_factory.mktemp("h2o")) as server:
+def ragged(model, tmp_path_factory):
+    """Ada-KV, which writes down what it keeps."""
+    folder = tmp_path_factory.mktemp("ragged")
+    settings = {"policy": "ada_kv", "budget": BUDGET, "retention": str(folder)}
+    with running_server(model, {"kv_eviction": settings}, folder) as server:
         yield server
 
 
-def complete(server, index, num_tokens=NEW):
+@pytest.fixture
+def h2o(model, tmp_path):
+    """H2O on prompts read in chunks."""
+    settings = {"policy": "h2o", "budget": BUDGET, "options": {"prefill": "chunked", "prefill_chunk": CHUNK}}
+    with running_server(model, {"kv_eviction": settings}, tmp_path) as server:
+        yield server
+
+
+def complete(server, index, num_tokens=NEW, num_prompt=150):
     """Text of a streamed completion, and the number of pieces it came in."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     pieces = client.completions.create(
-        model=NAME, prompt=random_prompt(150 + index, index), max_tokens=num_tokens, temperature=0, stream=True,
+        model=NAME, prompt=random_prompt(num_prompt + index, index), max_tokens=num_tokens, temperature=0, stream=True,
         extra_body={"ignore_eos": True},
     )  # fmt: skip
     texts = [piece.choices[0].text for piece in pieces]
     return "".join(texts), len(texts)
 
 
-def four_at_once_answer_as_one_alone(server):
+def four_at_once_answer_as_one_alone(server, num_prompt=150):
     """Evictions that the four took."""
-    alone = [complete(server, index) for index in range(4)]
+    alone = [complete(server, index, num_prompt=num_prompt) for index in range(4)]
     before = server.metric("evictions_total")
     with ThreadPoolExecutor(4) as clients:
-        together = list(clients.map(lambda index: complete(server, index), range(4)))
+        together = list(clients.map(lambda index: complete(server, index, num_prompt=num_prompt), range(4)))
     assert [text for text, _ in together] == [text for text, _ in alone]
     assert all(pieces > 10 for _, pieces in together), "answers are streamed"
     assert server.metric("evicted_tokens_total") > 0
@@ -150,16 +161,28 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_begun(paged):
     assert paged.process.wait(timeout=120) is not None
 
 
+def test_unequal_counts_are_served_and_written_down(ragged):
+    assert four_at_once_answer_as_one_alone(ragged, LONG) == 4, "one eviction each, from the prompt"
+    kept = [record for record in read_retention(ragged.log.parent) if record.phase == "prefill_end"]
+    assert sorted(record.num_prompt_tokens for record in kept) == sorted([LONG, LONG + 1, LONG + 2, LONG + 3] * 2)
+    for record in kept:
+        counts = [[len(head) for head in heads] for heads in record.layers]
+        assert sum(map(sum, counts)) == BUDGET * sum(map(len, counts))
+        assert any(len(set(heads)) > 1 for heads in counts)
+        assert all(head[-1] == record.num_prompt_tokens - 1 for heads in record.layers for head in heads)
+
+
+def test_clients_hear_at_once_that_the_engine_core_died(ragged):
+    outcomes, seconds = end_under_load(ragged, ragged.engine_core().kill, 700)
+    assert all(error is not None for *_, error in outcomes)
+    assert seconds < 60
+    assert not list(ragged.log.parent.glob("kv-eviction-counters-*"))
+
+
+@pytest.mark.parity
 def test_prompts_read_in_chunks_are_answered_alike_alone_and_together(h2o):
     """150 to 153 tokens in chunks of 64: one eviction after the last, and one before each of 38 tokens."""
     assert four_at_once_answer_as_one_alone(h2o) == 4 * (1 + 38)
-
-
-def test_clients_hear_at_once_that_the_engine_core_died(h2o):
-    outcomes, seconds = end_under_load(h2o, h2o.engine_core().kill, 700)
-    assert all(error is not None for *_, error in outcomes)
-    assert seconds < 60
-    assert not list(h2o.log.parent.glob("kv-eviction-counters-*"))
 
 
 def test_what_cannot_be_is_refused_in_one_line(tmp_path):

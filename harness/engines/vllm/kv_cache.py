@@ -1,16 +1,19 @@
 """Block arithmetic of the cache manager in resident instead of logical tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from vllm.config import VllmConfig
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHashList, KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
+
+from policies import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,21 +23,29 @@ class EvictingAttentionSpec(FullAttentionSpec):
     Attributes:
         max_resident_tokens: bound on the tokens of one request that are resident at once, None for no bound. It lets
             prompts longer than the pool start where the policy evicts during prefill.
+        num_watched: newest tokens of a prompt whose queries the policy must see: they are computed anew even if a block
+            with them is found in the prefix cache.
+        rewrites: the policy changes keys or values in place before tokens move, also in blocks that are cut.
     """
 
     max_resident_tokens: int | None = None
+    num_watched: int = 0
+    rewrites: bool = False
 
     @classmethod
-    def from_full(cls, spec: FullAttentionSpec, max_resident_tokens: int | None) -> Self:
+    def from_full(cls, spec: FullAttentionSpec, max_resident_tokens: int | None, policy: Policy) -> Self:
         """The same layer as `spec`, evictable."""
-        values = {field.name: getattr(spec, field.name) for field in fields(spec) if field.init}
-        return cls(**values, max_resident_tokens=max_resident_tokens)
+        return cls(
+            **_values(spec),
+            max_resident_tokens=max_resident_tokens,
+            num_watched=policy.query_window,
+            rewrites=policy.cache_positions or bool(policy.rewrite_phases),
+        )
 
     @classmethod
     def merge(cls, specs: list[Self]) -> Self:
         """One spec for a group of layers."""
-        merged = FullAttentionSpec.merge(specs)
-        return cls.from_full(merged, specs[0].max_resident_tokens)
+        return replace(specs[0], **_values(FullAttentionSpec.merge(specs)))
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """Bytes of one layer for the longest request."""
@@ -42,6 +53,10 @@ class EvictingAttentionSpec(FullAttentionSpec):
         if self.max_resident_tokens is not None:
             longest = min(longest, self.max_resident_tokens)
         return cdiv(longest, self.block_size) * self.page_size_bytes
+
+
+def _values(spec: FullAttentionSpec) -> dict[str, Any]:
+    return {field.name: getattr(spec, field.name) for field in fields(spec) if field.init}
 
 
 class EvictingAttentionManager(FullAttentionManager):
@@ -55,9 +70,37 @@ class EvictingAttentionManager(FullAttentionManager):
 
     def __init__(self, kv_cache_spec: KVCacheSpec, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, **kwargs)
+        self._rewrites = kv_cache_spec.rewrites
         self.num_evicted: dict[str, int] = {}
         self.peak_blocks: dict[str, int] = {}
         self._cut: list[KVCacheBlock] = []
+
+    @classmethod
+    def find_longest_cache_hit(
+        cls,
+        block_hashes: BlockHashList,
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: BlockPool,
+        kv_cache_spec: KVCacheSpec,
+        drop_eagle_block: bool,
+        alignment_tokens: int,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+    ) -> tuple[tuple[list[KVCacheBlock], ...], int]:
+        """As stock, which leaves out a prompt's last token; here as many as the policy watches."""
+        longest = max(0, min(max_length, max_length + 1 - kv_cache_spec.num_watched))
+        return super().find_longest_cache_hit(
+            block_hashes,
+            longest,
+            kv_cache_group_ids,
+            block_pool,
+            kv_cache_spec,
+            drop_eagle_block,
+            alignment_tokens,
+            dcp_world_size,
+            pcp_world_size,
+        )
 
     def get_num_blocks_to_allocate(
         self,
@@ -70,7 +113,7 @@ class EvictingAttentionManager(FullAttentionManager):
         apply_admission_cap: bool = False,
         prefill_end: int = 0,
     ) -> int:
-        """Blocks for `num_tokens` logical tokens; at admission also what others were promised and do not hold yet."""
+        """Blocks for `num_tokens` logical tokens; at admission also what others were promised and may still take."""
         if apply_admission_cap and request_id in self.peak_blocks:
             return self.peak_blocks[request_id] + self._promised_blocks()
         return super().get_num_blocks_to_allocate(
@@ -112,8 +155,8 @@ class EvictingAttentionManager(FullAttentionManager):
         `free_cut` hands the rest to others.
 
         Returns:
-            Block ids that took the place of others, by index among those that stay: they are to be copied first. None
-            if the pool has too few for that; then nothing was done.
+            Block ids that took the place of others, by index: they are to be copied first. None if the pool has too few
+            for that; then nothing was done.
 
         Raises:
             RuntimeError: the request does not hold exactly the blocks of `num_before` tokens.
@@ -126,7 +169,7 @@ class EvictingAttentionManager(FullAttentionManager):
             )
         copies = {}
         if self.enable_caching:
-            copies = self._make_writable(blocks[:num_left])
+            copies = self._make_writable(blocks if self._rewrites else blocks[:num_left])
             if copies is None:
                 return None
             self._cut += [blocks[index] for index in copies]
@@ -173,22 +216,27 @@ class EvictingAttentionManager(FullAttentionManager):
         self.num_evicted[request_id] = self.num_evicted.get(request_id, 0) + num_before - num_keep
 
     def expect(self, request_id: str, peak_tokens: int) -> None:
-        """Promise a request room for `peak_tokens` resident tokens from now on."""
-        self.peak_blocks[request_id] = cdiv(peak_tokens, self.block_size)
+        """Promise a request room for `peak_tokens` resident tokens from now on.
+
+        With prefix caching one block more, as an eviction may wait a step for copies of blocks that others hold too.
+        """
+        self.peak_blocks[request_id] = cdiv(peak_tokens, self.block_size) + self.enable_caching
 
     def forget(self, request_id: str) -> None:
         """End the promise: the request is finished."""
         self.peak_blocks.pop(request_id, None)
 
     def _promised_blocks(self) -> int:
-        """Blocks that admitted requests may still ask for."""
+        """Blocks that admitted requests may still take. One that several hold counts for each: each may need a copy."""
         if not self.peak_blocks:
             return 0
-        return sum(
-            max(self.peak_blocks.get(request_id, 0) - len(blocks), 0)
+        promised = sum(
+            max(self.peak_blocks.get(request_id, 0), len(blocks))
             for request_id, blocks in self.req_to_blocks.items()
             if blocks
         )
+        pool = self.block_pool
+        return promised - (pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
 
 
 def register() -> None:

@@ -12,8 +12,8 @@ class Eviction(NamedTuple):
     Attributes:
         num_seen: tokens computed so far, evicted ones included (the next position).
         spare_block: the block after those of its tokens stays too: the next token will need it at once.
-        copies: block ids that take the place of others, by index among the blocks that stay. What the others hold is
-            copied first; they are shared, or remembered for a prefix, and may not be rewritten.
+        copies: block ids that take the place of others, by index. What the others hold is copied first; they are
+            shared, or remembered for a prefix, and may not be rewritten.
     """
 
     phase: Phase

@@ -103,7 +103,7 @@ def configure(arguments: "EngineArgs") -> list[str]:
     changes = []
     if arguments.enable_prefix_caching is None:
         arguments.enable_prefix_caching = False
-        can_stay = why_no_prefix_caching(settings.build_policy(block_size), settings.reserve) is None
+        can_stay = why_no_prefix_caching(settings.build_policy(block_size)) is None
         changes.append("prefix caching" + " (--enable-prefix-caching keeps it)" * can_stay)
     if arguments.compilation_config.cudagraph_mode is None and changes_it:
         arguments.compilation_config.cudagraph_mode = CUDAGraphMode.PIECEWISE

@@ -48,10 +48,13 @@ NAMES = {
     ),
     "vllm.v1.core.kv_cache_manager:KVCacheManager": ("coordinator", "block_pool"),
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": ("single_type_managers",),
-    "vllm.v1.core.block_pool:BlockPool": ("free_blocks", "num_gpu_blocks", "get_num_free_blocks"),
+    "vllm.v1.core.block_pool:BlockPool": (
+        "free_blocks", "num_gpu_blocks", "get_num_free_blocks", "get_new_blocks", "is_block_writable",
+        "_maybe_evict_cached_block",
+    ),
     "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager": (
-        "__init__", "get_num_blocks_to_allocate", "allocate_new_blocks", "pop_blocks_for_free", "req_to_blocks",
-        "block_pool", "block_size",
+        "__init__", "find_longest_cache_hit", "get_num_blocks_to_allocate", "allocate_new_blocks",
+        "pop_blocks_for_free", "cache_blocks", "req_to_blocks", "block_pool", "block_size", "enable_caching",
     ),
     "vllm.v1.kv_cache_interface:FullAttentionSpec": (
         "merge", "max_memory_usage_bytes", "page_size_bytes", "sliding_window", "attention_chunk_size", "non_causal",

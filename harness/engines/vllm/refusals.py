@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vllm.config import SchedulerConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheSpec
 
+OF_WHOLE_PROMPTS = frozenset({Signal.ATTENTION_MASS, Signal.SQUARED_ATTENTION, Signal.QUERY_MOMENTS})
 CPU_VERSIONS, CUDA_VERSIONS = ("0.32.0",), ("0.32.0", "0.33.0")
 
 
@@ -28,7 +29,7 @@ def refuse_settings(vllm_config: "VllmConfig", policy: Policy, reserve: bool) ->
     """
     refuse_version()
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
-    no_prefix = why_no_prefix_caching(policy, reserve)
+    no_prefix = why_no_prefix_caching(policy)
     _raise_first(
         {
             f"prefix caching is on, but {no_prefix}; set enable_prefix_caching=False": (
@@ -62,18 +63,18 @@ def refuse_settings(vllm_config: "VllmConfig", policy: Policy, reserve: bool) ->
     )
 
 
-def why_no_prefix_caching(policy: Policy, reserve: bool) -> str | None:
+def why_no_prefix_caching(policy: Policy) -> str | None:
     """Why prompts may not start from blocks that another request has filled; None if they may."""
     if not policy.evicts:
         return None
-    if watched := policy.signals & {Signal.ATTENTION_MASS, Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS}:
+    if watched := policy.signals & OF_WHOLE_PROMPTS:
         names = ", ".join(sorted(signal.value for signal in watched))
-        return f"policy={policy.name} watches {names}, which a prompt found in the cache never shows"
+        return f"policy={policy.name} watches {names} of the whole prompt, which tokens found in the cache never show"
     if policy.prefill == "chunked":
         return "a prompt found in the cache would move the borders of prefill=chunked"
     if policy.allocation == "ragged":
-        return f"policy={policy.name} gives layers and heads pages of their own"
-    return "reserve=true promises blocks that copies of shared ones would take" if reserve else None
+        return f"policy={policy.name} gives layers and heads pages of their own, also in blocks that others read"
+    return None
 
 
 def refuse_version() -> None:

@@ -69,7 +69,7 @@ class EvictionRunning(_Base):
         refuse_layers(stock)
         if self.shared_kv_cache_layers:
             raise ValueError("KV eviction moves the tokens of every layer, and this model's layers share their caches")
-        return {name: EvictingAttentionSpec.from_full(spec, bound) for name, spec in stock.items()}
+        return {name: EvictingAttentionSpec.from_full(spec, bound, policy) for name, spec in stock.items()}
 
     def initialize_kv_cache(
         self,

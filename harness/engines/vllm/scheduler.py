@@ -120,7 +120,7 @@ class EvictionScheduling:
         """
         num_new_tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         remaining = request.num_tokens - num_computed_tokens
-        if self._rows is not None and num_computed_tokens == 0 and num_new_tokens and not self._take_row(request):
+        if self._rows is not None and num_new_tokens and not self._take_row(request):
             self._prompt_waits = True
             return 0
         if self._policy.prefill != "chunked" or not self._policy.evicts or remaining <= 1:
@@ -185,8 +185,9 @@ class EvictionScheduling:
         return placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last
 
     def _take_row(self, request: Request) -> bool:
-        """Whether the request may start: its prompt will not be evicted from, or the workers have a row for it."""
-        if self._plan(Phase.PREFILL_END, request.num_tokens, request.num_tokens) == request.num_tokens:
+        """Whether it has started or may: its prompt will not be evicted from, or the workers have a row for it."""
+        length = request.num_tokens
+        if request.num_computed_tokens or self._plan(Phase.PREFILL_END, length, length) == length:
             return True
         if len(self._watched) >= self._rows and request.request_id not in self._watched:
             return False

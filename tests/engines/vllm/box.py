@@ -10,6 +10,7 @@ are filled with poison, and so are blocks when an eviction cuts them.
         run = run_live(replace(shape, dtype="bfloat16", block_size=16), settings, requests)
 """
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -163,6 +164,7 @@ class BoxedWorker(plugin.EvictionGPUWorker):
         """What vLLM's GPU worker does after it has found its device."""
         self.device = torch.device("cpu")
         self.parallel_config.disable_custom_all_reduce = True
+        os.environ["VLLM_DIST_IDENT"] = self.distributed_init_method.rpartition("/")[2]  # as CPUWorker does
         init_worker_distributed_environment(
             self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, "gloo"
         )

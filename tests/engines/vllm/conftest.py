@@ -9,7 +9,15 @@ from harness.engines.vllm.environment import prepare_environment
 prepare_environment(in_process=True)
 
 from harness.engines.vllm.arguments import EngineShape
+from tests.engines.vllm.quick import old_objects_are_no_garbage
 from tests.tiny_llama import save_tiny_llama
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_engines():
+    """See `old_objects_are_no_garbage`."""
+    with old_objects_are_no_garbage():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -66,8 +66,13 @@ def live_engine(shape: EngineShape, settings: EvictionSettings) -> Iterator[Vllm
 
 def record_decisions(engine: VllmEngine) -> dict[str, list[LiveDecision]]:
     """From now on collect what every eviction kept, by the request's id in the caller's eyes."""
+    return record_decisions_of(runner_of(engine.llm_engine))
+
+
+def record_decisions_of(runner: CPUModelRunner) -> dict[str, list[LiveDecision]]:
+    """`record_decisions` of one runner, whose engine may be in another process."""
     decisions: dict[str, list[LiveDecision]] = {}
-    compactor = runner_of(engine.llm_engine).compactor
+    compactor = runner.compactor
     evict = compactor.evict
 
     def evict_and_look(victims):

@@ -1,4 +1,7 @@
-"""`python -m tests.engines.vllm.soak`: random requests, budgets, pools, arrivals and aborts, on every policy."""
+"""`python -m tests.engines.vllm.soak`: random requests, budgets, pools, arrivals and aborts, on every policy.
+
+`--policies ada_kv corm` soaks only these.
+"""
 
 import argparse
 import random
@@ -176,9 +179,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--requests", type=int, default=60, help="requests a round")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--policies", nargs="+", default=[*sorted(EQUAL), *sorted(RAGGED)])
     arguments = parser.parse_args()
     end, report, seed = time.monotonic() + arguments.minutes * 60, SoakReport(), arguments.seed
-    names = sorted(EQUAL) + sorted(RAGGED)
+    names = arguments.policies
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_llama(Path(folder) / "tiny")
         while time.monotonic() < end:

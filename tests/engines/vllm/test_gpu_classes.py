@@ -49,7 +49,14 @@ SCHEDULER_HOOKS = (
     "_reserve_prefill_lookahead",
     "_free_request",
 )
-MANAGER_HOOKS = ("__init__", "get_num_blocks_to_allocate", "allocate_new_blocks", "pop_blocks_for_free", "cache_blocks")
+MANAGER_HOOKS = (
+    "__init__",
+    "find_longest_cache_hit",
+    "get_num_blocks_to_allocate",
+    "allocate_new_blocks",
+    "pop_blocks_for_free",
+    "cache_blocks",
+)
 HOOKS = [
     *((ours, stock, name) for ours, stock in RUNNERS for name in RUNNER_HOOKS),
     *((ours, stock, name) for ours, stock in SCHEDULERS for name in SCHEDULER_HOOKS),

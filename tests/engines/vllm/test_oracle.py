@@ -14,7 +14,9 @@ from tests.tiny_llama import random_prompt, tiny_llama
 
 BLOCK = 32
 NUM_NEW_TOKENS = 70
-NEAR_TIE = 1e-3
+NEAR_TIE = 1e-5
+LARGE = ("paged_eviction", "h2o", "snapkv")
+"""These run at a budget of eight blocks, too; the others do with `make parity`."""
 
 DEFAULTS = {name: {} for name in EQUAL} | {"lagkv": {"lag": 24}, "cascading": {"protect_first": 4}}
 VARIANTS = [
@@ -45,9 +47,15 @@ VARIANTS = [
     ("kvpress", {"press": "ObservedAttentionPress"}),
 ]
 CASES = [
-    *((name, options, budget) for name, options in DEFAULTS.items() for budget in (2 * BLOCK, 8 * BLOCK)),
-    *((name, options, 2 * BLOCK) for name, options in VARIANTS),
+    *((name, options, 2 * BLOCK) for name, options in [*DEFAULTS.items(), *VARIANTS]),
+    *(
+        pytest.param(name, options, 8 * BLOCK, marks=[] if name in LARGE else pytest.mark.parity)
+        for name, options in DEFAULTS.items()
+    ),
 ]
+PARTINGS = {"inverse_key_l2": 2}
+"""Of six requests, by policy; else one. Equal tokens have equal norms in the first layer, but for the last bit, which
+the angle that they are turned to and the kernel decide: an exact tie, of which both sides keep another."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +82,7 @@ def prompts_around(budget):
     ]
 
 
-def assert_near_tie(found: Found, expected: Decision, policy):
+def assert_near_tie(found: Found, expected: Decision, policy, near_tie: float):
     """Where the two sides chose differently, what they chose scores alike.
 
     Sums of attention are added in another order here and there, so a choice between almost equal scores may differ.
@@ -88,10 +96,10 @@ def assert_near_tie(found: Found, expected: Decision, policy):
             assert len(only_ours) == len(only_theirs) <= policy.block_size
             if only_ours:
                 means = [torch.tensor([score_at[p] for p in only]).mean() for only in (only_ours, only_theirs)]
-                assert abs(means[0] - means[1]) <= NEAR_TIE * max(abs(means[0]), abs(means[1]))
+                assert abs(means[0] - means[1]) <= near_tie * max(abs(means[0]), abs(means[1]))
 
 
-def follows_reference(run, request, policy, model) -> bool:
+def follows_reference(run, request, policy, model, near_tie=NEAR_TIE) -> bool:
     """Assert equality; False if the two sides parted at a near-tie, up to which all was equal."""
     trace = run_reference(model, policy, request.prompt_token_ids, request.max_new_tokens, ignore_eos=True)
     result, num_heads = run.results[request.request_id], len(trace.resident_positions[0])
@@ -104,7 +112,7 @@ def follows_reference(run, request, policy, model) -> bool:
     assert result.eviction.final_resident_tokens == len(trace.resident_positions[0][0])
     for ours, theirs, decision in zip(found, expected, trace.decisions, strict=True):
         if ours != theirs:
-            assert_near_tie(ours, decision, policy)
+            assert_near_tie(ours, decision, policy, near_tie)
             return False
     assert result.token_ids == trace.token_ids
     return True
@@ -117,7 +125,5 @@ def test_kept_positions_and_text_equal_the_reference(shape, model, name, options
     run = run_live(shape, settings, requests)
     policy = settings.build_policy(BLOCK)
     followed = [follows_reference(run, request, policy, model) for request in requests]
-    # `follows_reference` has shown each parting to be a near-tie. At 18 bits rounding decides a little more often on
-    # random weights than it did at 14; more than a third would be a fault that looks like ties.
-    assert followed.count(False) <= 2, "near-ties are rare"
+    assert followed.count(False) <= PARTINGS.get(name, 1), "near-ties are rare"
     assert run.stats.free_blocks_at_end == run.stats.num_blocks - 1

@@ -16,6 +16,7 @@ from tests.engines.vllm.test_oracle import follows_reference
 from tests.policy_names import EQUAL
 
 BLOCK, CONTEXT = 32, 900
+NEAR_TIE = 1e-3
 DEFAULT = ("paged_eviction", "streaming_llm")
 REST = [name for name in EQUAL if name not in (*DEFAULT, "full")]
 
@@ -62,7 +63,7 @@ def test_two_real_rows_follow_the_reference(folder, shape, tokenizer, name):
     ]
     run = run_live(shape, settings, requests)
     assert all(len(request.prompt_token_ids) > 2 * 256 for request in requests)
-    followed = [follows_reference(run, request, settings.build_policy(BLOCK), model) for request in requests]
+    followed = [follows_reference(run, request, settings.build_policy(BLOCK), model, NEAR_TIE) for request in requests]
     assert any(followed), "near-ties are rare"
 
 
