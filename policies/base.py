@@ -15,12 +15,13 @@ evicted slots are refilled by newer tokens, so only `positions` tells the age of
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import torch
 
-from policies.views import Phase, Ranking, Signal, Unit, View
+from policies.views import Phase, Ranking, ReadSignal, ReadView, Signal, Unit, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,10 @@ class Policy(ABC):
             `same_in_all_layers`, nor with "ragged".
         query_window: queries that `Signal.WINDOW_QUERIES` holds, or of the prompt that `Signal.SQUARED_ATTENTION` sums.
         modes: prefill modes in which the definition makes sense.
+        reads_less: True if `read` chooses which pages of what is kept are read at each decode step.
+        read_signals: what `read` needs beside the queries.
+        full_read_layers: so many first layers always read all they keep.
+        sentence_ends: token ids that end a sentence, of policies that read `ReadSignal.SENTENCES`.
     """
 
     name: ClassVar[str]
@@ -69,6 +74,10 @@ class Policy(ABC):
     rewrite_phases: ClassVar[frozenset[Phase]] = frozenset()
     modes: ClassVar[tuple[str, ...]] = ("after", "chunked")
     evicts: ClassVar[bool] = True
+    reads_less: ClassVar[bool] = False
+    read_signals: ClassVar[frozenset[ReadSignal]] = frozenset()
+    full_read_layers: ClassVar[int] = 0
+    sentence_ends: ClassVar[Sequence[int] | None] = None
 
     budget: int
     block_size: int
@@ -143,6 +152,16 @@ class Policy(ABC):
         """True if tokens are rotated by their place among the resident ones instead of their original position."""
         return False
 
+    @property
+    def is_idle(self) -> bool:
+        """True if an engine may run as if there were no policy."""
+        return not (self.evicts or self.reads_less)
+
+    @property
+    def by_page(self) -> bool:
+        """True if each layer and KV head needs a page table of its own."""
+        return self.allocation == "ragged" or self.reads_less
+
     def unit(self, phase: Phase) -> Unit:
         """What is evicted at once in `phase`."""
         return self.decode_unit if phase is Phase.DECODE else self.prefill_unit
@@ -152,6 +171,14 @@ class Policy(ABC):
 
         Raises:
             ValueError: an option does not fit the model.
+        """
+        return self
+
+    def for_vocabulary(self, texts: Callable[[], Sequence[str]]) -> Self:
+        """The policy for a tokenizer; engines that run it ask once, and use what they get.
+
+        Args:
+            texts: gives the text of every token id; slow, so only to be called where it is needed.
         """
         return self
 
@@ -200,7 +227,7 @@ class Policy(ABC):
         raise NotImplementedError(f"policy {self.name} changes no keys and values")
 
     def split(self, ranking: Ranking) -> torch.Tensor:
-        """How many pages each layer and KV head keeps; asked of policies with `allocation="ragged"` only.
+        """How many pages each layer and KV head keeps; equally many, unless `allocation="ragged"`.
 
         Each keeps the best tokens of its own by (protected, score, position).
 
@@ -208,7 +235,7 @@ class Policy(ABC):
             int64 [L, N, H], of sum `mean_pages * L * H` over L and H for each request, at least 1, at least what
             protected tokens need, and at most what `lengths` can fill (`policies.shares` has the arithmetic).
         """
-        raise NotImplementedError(f"policy {self.name} keeps equally many tokens everywhere")
+        return torch.full_like(ranking.lengths, ranking.mean_pages)
 
     def demand(self, ranking: Ranking) -> torch.Tensor:
         """How many pages a layer and head has to keep on average; asked of `measured` policies only.
@@ -223,6 +250,17 @@ class Policy(ABC):
             int64 [N], at least `ranking.mean_pages` and at most what `lengths` can fill.
         """
         raise NotImplementedError(f"policy {self.name} plans how many tokens stay")
+
+    def read(self, view: ReadView) -> torch.Tensor:
+        """Which pages attention reads in a decode step; asked where `reads_less`, of all but `full_read_layers`.
+
+        Args:
+            view: one layer of N requests that decode.
+
+        Returns:
+            bool [N, H, W]; an engine adds the newest page of each head, and ignores pages that are not held.
+        """
+        raise NotImplementedError(f"policy {self.name} reads all it keeps")
 
 
 def check_multiple(option: str, value: int, divisor: int, minimum: int) -> None:

@@ -57,9 +57,9 @@ class Think:
         if self.prefill != "after":
             raise ValueError(f"policy.options.prefill={self.prefill} is not defined with think. Use after.")
         super().__post_init__()
-        if self.allocation == "ragged":
+        if self.by_page:
             raise ValueError(
-                f"policy.options.think is not for policy={self.name} with unequal counts. Use one with equal ones."
+                f"policy.options.think is not for policy={self.name} with unequal counts or chosen reads. Use another."
             )
 
     @property

@@ -37,6 +37,15 @@ class Signal(Enum):
     """Mean and covariance (divided by the count) of the prompt's pre-RoPE queries at positions >= `protect_first`."""
 
 
+class ReadSignal(Enum):
+    """What `Policy.read` needs beside the queries. What no policy asks for costs nothing."""
+
+    PAGE_BOUNDS = "page_bounds"
+    """Least and greatest number of each key channel in each page; of policies that evict nothing only."""
+    SENTENCES = "sentences"
+    """Keys, the sentence of each token, and the mean query of the sentence that is being written."""
+
+
 class Unit(Enum):
     """What is evicted at once: single tokens, whole blocks of slots, or nothing in this phase."""
 
@@ -117,3 +126,37 @@ class Ranking:
         bits = (self.scores + 0.0).view(torch.int32).long()  # -0.0 becomes 0.0
         rising = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) + (1 << 31)  # as integers, the floats in their order
         return ((self.protected.long() << 62) + (rising << 30) + self.positions + 1).argsort(dim=-1)
+
+
+@dataclass(frozen=True)
+class ReadView:
+    """One decode step of one layer for N requests: what the pages to be read are chosen by.
+
+    Slots are in the order of positions. G is the group of query heads of a KV head, W the pages of the longest row.
+
+    Attributes:
+        layer: index of this layer.
+        lengths: int64 [N, H], tokens held, the new one included; slots and pages behind them hold anything.
+        num_pages: W.
+        block_size: B, tokens a page.
+        queries: float32 [N, H, G, D], post-RoPE.
+        lowest, highest: [N, H, W, D], bounds of the keys of each page, or None.
+        keys: [N, H, T, D] with T = W x B, or None; the following come with them.
+        sentences: int64 [N, H, T], index of each token's sentence. A prompt ends a sentence.
+        sentence: int64 [N], the one that the next token belongs to; those before it are complete.
+        sentence_length: int64 [N], its tokens so far; 0 right after a sentence has ended.
+        sentence_queries: float32 [N, H, G, D], the mean of their queries.
+    """
+
+    layer: int
+    lengths: torch.Tensor
+    num_pages: int
+    block_size: int
+    queries: torch.Tensor
+    lowest: torch.Tensor | None = None
+    highest: torch.Tensor | None = None
+    keys: torch.Tensor | None = None
+    sentences: torch.Tensor | None = None
+    sentence: torch.Tensor | None = None
+    sentence_length: torch.Tensor | None = None
+    sentence_queries: torch.Tensor | None = None

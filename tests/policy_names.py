@@ -3,9 +3,11 @@
 from policies import Policy, available_policies, build_policy
 from policies.registry import policy_class
 
-EQUAL = [name for name in available_policies() if policy_class(name).allocation != "ragged"]
+READING = ["quest", "sentencekv"]
+"""Those that read less than they keep; they have page tables and equally many tokens everywhere."""
+EQUAL = [name for name in available_policies() if policy_class(name).allocation != "ragged" and name not in READING]
 """Those that keep equally many everywhere, at least by default; `full` among them."""
-ALWAYS_RAGGED = [name for name in available_policies() if name not in EQUAL]
+ALWAYS_RAGGED = [name for name in available_policies() if name not in [*EQUAL, *READING]]
 
 WHOLE = [[0, 1], [2, 0]]
 RAGGED_CASES = [
@@ -30,3 +32,13 @@ def ragged_policy(name: str, options: dict, budget: int, block_size: int) -> Pol
     """A case, without the budget where the data decide."""
     takes_budget = policy_class(name).takes_budget
     return build_policy(name, budget=budget if takes_budget else None, block_size=block_size, options=options)
+
+
+SENTENCE_ENDS = list(range(4, 14))
+READING_CASES = [
+    ("quest", {"dense_layers": 1}),
+    ("quest", {"dense_layers": 0, "group": "mean"}),
+    ("sentencekv", {"ends": SENTENCE_ENDS, "factor": 2.0}),
+    ("sentencekv", {"ends": SENTENCE_ENDS, "factor": 1.5, "group": "max", "window": 8}),
+]
+"""Names and options, for the tiny Llama, a tenth of whose tokens end a sentence, and budgets of 128 tokens or more."""

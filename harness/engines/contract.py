@@ -107,6 +107,28 @@ class KeptTokens:
 
 
 @dataclass(frozen=True)
+class ReadTokens:
+    """Tokens that attention read in decode steps, where a policy reads less than it keeps.
+
+    Attributes:
+        num_steps: decode steps of all requests.
+        read, resident: tokens that were read and that were there, summed over these, by layer and KV head.
+    """
+
+    num_steps: int
+    read: list[list[int]]
+    resident: list[list[int]]
+
+    def __add__(self, other: "ReadTokens") -> "ReadTokens":
+        """Both together."""
+        sums = (
+            [[a + b for a, b in zip(*heads, strict=True)] for heads in zip(mine, others, strict=True)]
+            for mine, others in ((self.read, other.read), (self.resident, other.resident))
+        )
+        return ReadTokens(self.num_steps + other.num_steps, *sums)
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Memory and work of a whole run, read from the engine's own pool, not from a formula.
 
@@ -117,6 +139,7 @@ class EngineStats:
             in steps that read no prompt.
         score_bits: significant bits at which scores of tokens were compared; None if another implementation chose.
         kept: where layers and heads keep unequally many tokens; None elsewhere.
+        read: where a policy reads less than it keeps; None elsewhere.
     """
 
     block_size: int
@@ -135,6 +158,7 @@ class EngineStats:
     block_usage: list[BlockUsageSample] = field(default_factory=list)
     score_bits: int | None = None
     kept: KeptTokens | None = None
+    read: ReadTokens | None = None
 
 
 def mean_over_time(usage: Sequence[BlockUsageSample]) -> tuple[float, float]:

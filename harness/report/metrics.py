@@ -42,6 +42,7 @@ def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[s
         "by_length": scores_by_length(manifest, predictions),
         "memory": _memory(manifest.sessions, predictions),
         "kept_by_head": kept_by_head(manifest.sessions),
+        "read_by_head": read_by_head(manifest.sessions),
         "speed": _speed(manifest.sessions, predictions),
         "eviction": _eviction(manifest, predictions),
     }
@@ -124,6 +125,7 @@ def _memory(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str
             p.final_resident_tokens / (p.num_prompt_tokens + p.num_output_tokens) for p in rows
         ),
         **_kept_range(kept_by_head(sessions)),
+        **_read_means(read_by_head(sessions)),
         "num_samples_measured": sum(session.num_measured for session in sessions),
     }
 
@@ -166,6 +168,32 @@ def _kept_range(kept: dict[str, Any] | None) -> dict[str, float | None]:
         "least_kept_tokens": int(np.min(kept["least"])),
         "most_kept_tokens": int(np.max(kept["most"])),
     }
+
+
+def read_by_head(sessions: Sequence[Session]) -> dict[str, Any] | None:
+    """What decode steps read of each layer and KV head, over all sessions, in tokens and as a share of what is there.
+
+    None where all that is kept is read.
+    """
+    engines = (session.engine for session in sessions if session.engine)
+    parts = [engine["read"] for engine in engines if engine.get("read")]
+    if not parts:
+        return None
+    num_steps = sum(part["num_steps"] for part in parts)
+    read, resident = (np.sum([part[key] for part in parts], axis=0) for key in ("read", "resident"))
+    return {
+        "num_steps": num_steps,
+        "mean_tokens": (read / num_steps).round(2).tolist(),
+        "mean_share": (read / resident).round(4).tolist(),
+        "share": round(float(read.sum() / resident.sum()), 4),
+    }
+
+
+def _read_means(read: dict[str, Any] | None) -> dict[str, float | None]:
+    """Over all layers, heads and decode steps."""
+    if read is None:
+        return dict.fromkeys(("mean_read_tokens", "mean_read_share"))
+    return {"mean_read_tokens": round(float(np.mean(read["mean_tokens"])), 1), "mean_read_share": read["share"]}
 
 
 def _speed(sessions: Sequence[Session], rows: Sequence[Prediction]) -> dict[str, Any]:

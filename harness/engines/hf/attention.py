@@ -76,10 +76,22 @@ def attend(
     positions = list(range(reference_cache.num_seen, reference_cache.num_seen + query.shape[2]))
     group_queries = query[0].float().unflatten(0, (len(layer.heads), -1))
     outputs = []
-    for head, queries, keys, values in zip(layer.heads, group_queries, key[0], value[0], strict=True):
+    for index, (head, queries, keys, values) in enumerate(
+        zip(layer.heads, group_queries, key[0], value[0], strict=True)
+    ):
         head.append(positions, keys, values)
-        outputs.append(_attend_head(head, queries, positions, scaling, reference_cache.first_squared))
+        if reference_cache.reader is None or not reference_cache.reader.chooses(module.layer_idx, positions):
+            outputs.append(_attend_head(head, queries, positions, scaling, reference_cache.first_squared))
+            continue
+        slots = reference_cache.reader.slots(module.layer_idx, index, head, queries[:, 0])
+        outputs.append(_attend_slots(head, queries, slots, scaling))
     return torch.cat(outputs).transpose(0, 1)[None].to(query.dtype), None
+
+
+def _attend_slots(head: HeadCache, queries: torch.Tensor, slots: list[int], scaling: float) -> torch.Tensor:
+    """Attention of one new token's group, float32 [G, 1, D], over some of the tokens of a KV head."""
+    probabilities = (queries @ head.keys[slots].float().T * scaling).softmax(dim=-1)
+    return probabilities @ head.values[slots].float()
 
 
 def _attend_head(

@@ -5,12 +5,16 @@ Letters as in `policies.base`: H KV heads, Q query heads, T resident tokens in s
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedConfig
 
 from harness.engines.hf.rotary import Rotary
 from policies.base import Phase
+
+if TYPE_CHECKING:
+    from harness.engines.hf.reading import Reader
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,7 @@ class ReferenceCache:
         keep_queries: whether layers remember their queries.
         first_squared: position of the first query whose squared attention is summed.
         num_seen: tokens attended so far, evicted ones too; the next position.
+        reader: chooses what decode steps read; None where that is everything.
     """
 
     layers: list[LayerCache]
@@ -133,6 +138,7 @@ class ReferenceCache:
     keep_queries: bool
     first_squared: int = 0
     num_seen: int = 0
+    reader: "Reader | None" = None
 
     @classmethod
     def empty(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harness.engines.contract import (
     BlockUsageSample,
@@ -12,6 +12,7 @@ from harness.engines.contract import (
     GenerationRequest,
     GenerationResult,
     KeptTokens,
+    ReadTokens,
     mean_over_time,
 )
 from harness.engines.hf.cache import CacheShape
@@ -54,11 +55,13 @@ class ReferenceEngine:
             ) from error
         policy = policy or build_policy("full", budget=None, block_size=FULL_BLOCK_SIZE)
         shape = CacheShape.of(self._model.config)
-        self._policy = policy.for_model(shape.num_layers, shape.num_kv_heads)
+        policy = policy.for_model(shape.num_layers, shape.num_kv_heads)
+        self._policy = policy.for_vocabulary(lambda: token_texts(model_path, revision))
         self._bytes_per_block = self._count_block_bytes()
         self._usage: list[BlockUsageSample] = []
         self._records: list[EvictionRecord] = []
         self._kept: list[list[list[int]]] = []
+        self._read: ReadTokens | None = None
         self._eviction_s = 0.0
         self._start_s: float | None = None
 
@@ -108,6 +111,7 @@ class ReferenceEngine:
             block_usage=list(self._usage),
             score_bits=SCORE_BITS,
             kept=KeptTokens.over(self._kept),
+            read=self._read,
         )
 
     def close(self) -> None:
@@ -135,6 +139,8 @@ class ReferenceEngine:
         of_prompt = [decision.counts for decision in trace.decisions if decision.phase is not Phase.DECODE]
         if self._policy.allocation == "ragged" and of_prompt:
             self._kept.append(of_prompt[-1])
+        if trace.read is not None:
+            self._read = trace.read if self._read is None else self._read + trace.read
         self._eviction_s += trace.eviction_s
         return record
 
@@ -147,6 +153,12 @@ class ReferenceEngine:
         shape = CacheShape.of(self._model.config)
         num_numbers = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size * self._policy.block_size
         return num_numbers * self._model.dtype.itemsize
+
+
+def token_texts(model_path: str, revision: str | None) -> list[str]:
+    """The text of every token id of the model's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path, revision=revision)
+    return [tokenizer.decode([token]) for token in range(len(tokenizer))]
 
 
 def _mean_length(rows: list[list[list[int]]]) -> int:

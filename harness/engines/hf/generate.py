@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers import PreTrainedModel
 
+from harness.engines.contract import ReadTokens
 from harness.engines.hf.attention import reference_attention
 from harness.engines.hf.cache import CacheShape, ReferenceCache
 from harness.engines.hf.ragged import choose_kept_ragged
+from harness.engines.hf.reading import Reader
 from harness.engines.hf.rotary import Rotary
 from harness.engines.hf.selection import choose_kept
 from harness.engines.hf.signals import build_view
@@ -68,6 +70,8 @@ class ReferenceTrace:
         logits: float32 [G, V] from which each token was chosen, the stop token included; -inf where
             `min_new_tokens` forbade a stop token.
         steps: one a forward.
+        reads: where decode steps read less than is kept: pages by step, layer and KV head; else none.
+        read: the tokens that these were, else None.
         ttft_s, eviction_s: seconds until the first token was chosen, and spent on evictions.
     """
 
@@ -79,6 +83,8 @@ class ReferenceTrace:
     steps: list[Step]
     ttft_s: float
     eviction_s: float
+    reads: list[list[list[list[int]]]] = field(default_factory=list)
+    read: ReadTokens | None = None
 
     def margins(self) -> torch.Tensor:
         """Gap between the two best logits of each choice, float32 [G]; a mismatch at a small gap is a near-tie."""
@@ -127,6 +133,7 @@ def run_reference(
         steps=request.steps,
         ttft_s=request.ttft_s,
         eviction_s=request.eviction_s,
+        **({} if request.cache.reader is None else request.cache.reader.record()),
     )
 
 
@@ -176,6 +183,8 @@ class _Request:
         self.cache = ReferenceCache.empty(shape, self.num_prompt_tokens, keep_queries, first_squared)
         if Signal.QUERY_MOMENTS in self.policy.signals or self.policy.cache_positions:
             self.rotary = Rotary.of(self.model, shape.head_size)
+        if self.policy.reads_less:
+            self.cache.reader = Reader(self.policy, self.num_prompt_tokens, shape.num_layers, shape.num_kv_heads)
 
     def prefill(self, prompt_token_ids: list[int]) -> torch.Tensor:
         """Attend the prompt, whole or in chunks with an eviction between them; logits [V] of the first token."""
@@ -196,6 +205,8 @@ class _Request:
         num_expected = self.cache.num_resident + len(token_ids)
         first = self.cache.num_resident if self.policy.cache_positions else self.cache.num_seen
         positions = torch.arange(first, first + len(token_ids), device=self.model.device)
+        if self.cache.reader is not None:
+            self.cache.reader.begin(token_ids)
         output = self.model(
             input_ids=torch.tensor([token_ids], device=self.model.device),
             position_ids=positions[None],

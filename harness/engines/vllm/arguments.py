@@ -67,13 +67,13 @@ def eviction_arguments(shape: EngineShape, settings: EvictionSettings) -> dict[s
 
 
 def changes_attention(settings: EvictionSettings, block_size: int) -> bool:
-    """True if the policy needs queries or attention, or keeps unequally many tokens in layers and heads.
+    """True if the policy needs queries or attention, or a page table for each layer and head.
 
-    Observers run beside the attention kernel, and unequal counts change its shapes. A full CUDA graph replays the
+    Observers run beside the attention kernel, and page tables change its shapes. A full CUDA graph replays the
     kernel alone, so that they would see nothing and no error would tell; piecewise graphs leave attention out.
     """
     policy = settings.build_policy(block_size)
-    return bool(policy.signals & QUERY_SIGNALS) or policy.allocation == "ragged"
+    return bool(policy.signals & QUERY_SIGNALS) or policy.by_page
 
 
 def plugin_arguments(settings: EvictionSettings, *, asynchronous: bool) -> dict[str, Any]:

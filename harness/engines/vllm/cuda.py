@@ -28,7 +28,7 @@ class EvictionGPUModelRunner(EvictionRunning, GPUModelRunner):
     def memory_for_cache(self, available: int) -> int:
         """Of `available` bytes those that the KV cache may take; the rest is for what the plugin keeps beside it."""
         specs = self.get_kv_cache_spec()
-        if not specs or not self.eviction_policy.evicts:
+        if not specs or self.eviction_policy.is_idle:
             return available
         spec = next(iter(specs.values()))
         num_query_heads = self.model_config.get_num_attention_heads(self.parallel_config)
@@ -94,7 +94,7 @@ def bytes_beside(policy: Policy, spec: FullAttentionSpec, num_query_heads: int, 
     query, fixed = num_query_heads * spec.head_size, 0
     if Signal.WINDOW_QUERIES in policy.signals:
         fixed += num_rows * policy.query_window * query * spec.dtype.itemsize
-    if Signal.ATTENTION_MASS in policy.signals and policy.allocation == "equal":
+    if Signal.ATTENTION_MASS in policy.signals and not policy.by_page:
         fixed += num_rows * query * spec.dtype.itemsize
     if Signal.QUERY_MOMENTS in policy.signals:
         fixed += num_rows * query * (1 + spec.head_size) * SIGNAL_BYTES

@@ -20,7 +20,7 @@ from harness.engines.contract import (
     mean_over_time,
 )
 from harness.engines.vllm.arguments import EngineShape, eviction_arguments
-from harness.engines.vllm.ragged.kept_tokens import join_ranks
+from harness.engines.vllm.ragged.kept_tokens import join_kept, join_read
 from harness.engines.vllm.settings import CONFIG_KEY, EvictionSettings
 from harness.engines.vllm.trace import read_trace
 from policies.selection import SCORE_BITS
@@ -96,7 +96,8 @@ class VllmEngine:
             measured_s=measured_s,
             block_usage=usage,
             score_bits=SCORE_BITS,
-            kept=join_ranks(self.llm_engine.collective_rpc("kept_tokens")),
+            kept=join_kept(self.llm_engine.collective_rpc("kept_tokens")),
+            read=join_read(self.llm_engine.collective_rpc("read_tokens")),
         )
 
     def close(self) -> None:

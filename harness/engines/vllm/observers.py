@@ -54,10 +54,9 @@ class Observers:
         if Signal.SQUARED_ATTENTION in signals:
             self.sums[Signal.SQUARED_ATTENTION] = PageSums(layout, scale, power=2)
         if Signal.ATTENTION_MASS in signals:
-            equal = policy.allocation == "equal"
             self.sums[Signal.ATTENTION_MASS] = (
                 AttentionMass(layout, num_rows, scale, self._prompts_only)
-                if equal
+                if not policy.by_page
                 else PageSums(layout, scale, power=1)
             )
         self._window = (

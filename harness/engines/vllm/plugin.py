@@ -115,7 +115,9 @@ def start_line(settings: EvictionSettings, block_size: int, changes: Sequence[st
     """What a server says of itself when it starts."""
     policy = settings.build_policy(block_size)
     admission = "the pool must hold every peak (reserve=true)" if settings.reserve else "as stock vLLM (reserve=false)"
-    what = f"budget={policy.budget} tokens, prefill={policy.prefill}" if policy.evicts else "which keeps everything"
+    what = f"budget={policy.budget} tokens, prefill={policy.prefill}"
+    if not policy.evicts:
+        what = "which keeps everything" + f" and reads budget={policy.budget} tokens" * policy.reads_less
     return (
         f"KV eviction is on: policy={policy.name}, {what}, block_size={block_size}; admission: {admission}; "
         f"switched off: {', '.join(changes) or 'nothing'}"

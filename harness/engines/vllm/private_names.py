@@ -20,7 +20,7 @@ NAMES = {
         "query_start_loc", "vllm_config",
     ),
     "vllm.v1.worker.gpu_input_batch:InputBatch": (
-        "req_ids", "req_id_to_index", "num_reqs", "block_table", "num_computed_tokens_cpu",
+        "req_ids", "req_id_to_index", "num_reqs", "block_table", "num_computed_tokens_cpu", "num_prompt_tokens",
     ),
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": ("block_ids", "num_prompt_tokens", "num_tokens"),
     "vllm.v1.worker.block_table:BlockTable": (

@@ -65,14 +65,14 @@ def refuse_settings(vllm_config: "VllmConfig", policy: Policy, reserve: bool) ->
 
 def why_no_prefix_caching(policy: Policy) -> str | None:
     """Why prompts may not start from blocks that another request has filled; None if they may."""
-    if not policy.evicts:
+    if policy.is_idle:
         return None
     if watched := policy.signals & OF_WHOLE_PROMPTS:
         names = ", ".join(sorted(signal.value for signal in watched))
         return f"policy={policy.name} watches {names} of the whole prompt, which tokens found in the cache never show"
     if policy.prefill == "chunked":
         return "a prompt found in the cache would move the borders of prefill=chunked"
-    if policy.allocation == "ragged":
+    if policy.by_page:
         return f"policy={policy.name} gives layers and heads pages of their own, also in blocks that others read"
     return None
 

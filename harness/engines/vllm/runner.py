@@ -65,7 +65,7 @@ class EvictionRunning(_Base):
         if policy.evicts and policy.prefill == "chunked":
             bound = most_after_eviction(policy, self.max_model_len) + policy.prefill_chunk
         stock = super().get_kv_cache_spec()
-        stock = with_full_cache(stock, not policy.evicts, self.max_model_len)
+        stock = with_full_cache(stock, policy.is_idle, self.max_model_len)
         refuse_layers(stock)
         if self.shared_kv_cache_layers:
             raise ValueError("KV eviction moves the tokens of every layer, and this model's layers share their caches")
@@ -87,7 +87,7 @@ class EvictionRunning(_Base):
         block_size = group.kv_cache_spec.block_size
         # vLLM may have changed the block size for the backend
         self.eviction_policy = self._settings.model_policy(self.vllm_config, block_size)
-        if is_profiling or not self.eviction_policy.evicts:
+        if is_profiling or self.eviction_policy.is_idle:
             return
         if self._kernel_block_sizes != [block_size]:
             raise ValueError(

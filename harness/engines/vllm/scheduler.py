@@ -72,7 +72,7 @@ class EvictionScheduling:
             )
         refuse_chunks(self._policy, self.scheduler_config, self.vllm_config.model_config.is_multimodal_model)
         self._reserve = settings.reserve
-        self._spare_blocks = self._policy.allocation != "ragged"  # there the worker's pages fill the blocks that stay
+        self._spare_blocks = not self._policy.by_page  # there the worker's pages fill the blocks that stay
         self._states: dict[str, _RequestState] = {}
         self._plan = _plan_of_lengths(self._policy)
         self._prompt_waits = False
@@ -285,7 +285,7 @@ class EvictionScheduling:
 
 def _plan_of_lengths(policy: Policy) -> Callable[[Phase, int, int], int]:
     """`Policy.plan`, asked for every request in every step; remembered where it follows from resident tokens alone."""
-    if policy.allocation == "ragged":
+    if policy.by_page:
         return policy.plan
     known = functools.cache(policy.plan)
     return lambda phase, num_resident, num_seen: known(phase, num_resident)

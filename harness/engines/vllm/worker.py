@@ -1,5 +1,6 @@
 """What every evicting worker can be asked, on both platforms, and what it says on its own."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +63,18 @@ class EvictionReporting:
         counts = getattr(self.model_runner.compactor, "kept_counts", None)
         return None if counts is None else counts.read()
 
+    def read_tokens(self) -> dict[str, Any] | None:
+        """`Reading.counts` of this worker's heads, plain data; None where everything is read."""
+        reading = getattr(self.model_runner, "reading", None)
+        counts = None if reading is None else reading.counts()
+        return None if counts is None else asdict(counts)
+
     def _bad_scores(self) -> str:
         name = self.model_runner.eviction_policy.name
         return f"policy {name} gave scores that are not finite; its choices are arbitrary"
 
 
 def is_ragged(vllm_config: "VllmConfig") -> bool:
-    """Whether the engine's policy keeps unequally many tokens in layers and heads."""
+    """Whether the engine's policy needs a page table for each layer and head."""
     policy = read_settings(vllm_config).build_policy(vllm_config.cache_config.block_size)
-    return policy.allocation == "ragged"
+    return policy.by_page

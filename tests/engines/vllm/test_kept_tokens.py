@@ -3,7 +3,7 @@
 import torch
 
 from harness.engines.contract import KeptTokens
-from harness.engines.vllm.ragged.kept_tokens import KeptCounts, join_ranks
+from harness.engines.vllm.ragged.kept_tokens import KeptCounts, join_kept
 
 
 def test_groups_of_prompts_add_up_to_what_all_prompts_give():
@@ -12,7 +12,7 @@ def test_groups_of_prompts_add_up_to_what_all_prompts_give():
     assert kept.read() is None
     for part in counts.split((1, 4, 2), dim=1):
         kept.add(part)
-    assert join_ranks([kept.read()]) == KeptTokens.over(counts.transpose(0, 1).tolist())
+    assert join_kept([kept.read()]) == KeptTokens.over(counts.transpose(0, 1).tolist())
 
 
 def test_ranks_stand_beside_each_other():
@@ -20,5 +20,5 @@ def test_ranks_stand_beside_each_other():
     ranks = [KeptCounts(), KeptCounts()]
     for rank, part in zip(ranks, counts.split(2, dim=-1), strict=True):
         rank.add(part)
-    assert join_ranks([rank.read() for rank in ranks]) == KeptTokens.over(counts.transpose(0, 1).tolist())
-    assert join_ranks([None, None]) is None
+    assert join_kept([rank.read() for rank in ranks]) == KeptTokens.over(counts.transpose(0, 1).tolist())
+    assert join_kept([None, None]) is None

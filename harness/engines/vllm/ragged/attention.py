@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionMetadata
 
+from harness.engines.vllm.ragged.reading import Reading
 from harness.engines.vllm.ragged.steps import HeadSteps
 
 if TYPE_CHECKING:
@@ -17,12 +18,14 @@ class ByHead(_Base):
     """Mixin over a backend's implementation: every KV head of every request is a sequence of its own.
 
     It only reshapes; the stock kernels run unchanged, over the caches of all layers as one. While the step under way is
-    not active, the layer's stock implementation serves.
+    not active, the layer's stock implementation serves. Where a policy reads less than it keeps, it is asked here.
     """
 
+    index: int
     stock: AttentionImpl
     pages: torch.Tensor
     steps: HeadSteps
+    reading: Reading | None
 
     def forward(
         self,
@@ -39,6 +42,8 @@ class ByHead(_Base):
         """As stock, by head: queries and output [tokens, Q, D] become [tokens x H, Q / H, D]."""
         if not self.steps.active:
             return self.stock.forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        if self.reading is not None:
+            attn_metadata = self.reading.metadata(self.index, query) or attn_metadata
         shape, order = (-1, self.num_heads, self.head_size), self.steps.query_order
         queries, outputs = query.reshape(shape), output.view(shape)
         if order is None:
@@ -64,17 +69,23 @@ class ByHead(_Base):
             return
         keys, values = (new.reshape(-1, 1, self.head_size) for new in (key, value))
         super().do_kv_cache_update(layer, keys, values, self.pages, slot_mapping)
+        if self.reading is not None:
+            self.reading.wrote(self.index, keys, slot_mapping)
 
 
-def by_head(impl: AttentionImpl, pages: torch.Tensor, steps: HeadSteps) -> AttentionImpl:
+def by_head(
+    impl: AttentionImpl, index: int, pages: torch.Tensor, steps: HeadSteps, reading: Reading | None
+) -> AttentionImpl:
     """The same attention implementation over pages.
 
     Args:
         impl: the layer's.
+        index: of the layer.
         pages: of all layers, [pages, 1, B, 2 D].
         steps: the step under way.
+        reading: asks what is read; None where that is all.
     """
     wrapped = object.__new__(type("ByHead", (ByHead, type(impl)), {}))
     vars(wrapped).update(vars(impl), num_heads=impl.num_heads // impl.num_kv_heads, num_kv_heads=1)
-    vars(wrapped).update(stock=impl, pages=pages, steps=steps)
+    vars(wrapped).update(index=index, stock=impl, pages=pages, steps=steps, reading=reading)
     return wrapped

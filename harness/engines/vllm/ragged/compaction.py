@@ -164,7 +164,7 @@ class RaggedCompactor(Compactor):
         ranking = rank(policy, alike.phase, scores, positions, group.lengths, group.num_seen, alike.num_keep)
         shares = policy.split(ranking)
         counts = num_kept(ranking, shares)
-        if alike.phase is Phase.PREFILL_END:
+        if alike.phase is Phase.PREFILL_END and policy.allocation == "ragged":
             self.kept_counts.add(counts)
         self._compact(group, select_ragged(ranking, shares), counts)
         self._give_back(group, shares, ranking)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from harness.engines.contract import KeptTokens
+from harness.engines.contract import KeptTokens, ReadTokens
 
 
 class KeptCounts:
@@ -37,12 +37,20 @@ class KeptCounts:
         return asdict(KeptTokens(self._num_prompts, mean, self._least.tolist(), self._most.tolist()))
 
 
-def join_ranks(parts: list[dict[str, Any] | None]) -> KeptTokens | None:
+def join_kept(parts: list[dict[str, Any] | None]) -> KeptTokens | None:
     """The heads of all tensor-parallel ranks beside each other."""
     if not parts or parts[0] is None:
         return None
-    joined = {
-        key: [list(chain(*heads)) for heads in zip(*(part[key] for part in parts), strict=True)]
-        for key in ("mean", "least", "most")
-    }
-    return KeptTokens(parts[0]["num_prompts"], **joined)
+    return KeptTokens(parts[0]["num_prompts"], **_beside_each_other(parts, ("mean", "least", "most")))
+
+
+def join_read(parts: list[dict[str, Any] | None]) -> ReadTokens | None:
+    """As `join_kept`."""
+    if not parts or parts[0] is None:
+        return None
+    return ReadTokens(parts[0]["num_steps"], **_beside_each_other(parts, ("read", "resident")))
+
+
+def _beside_each_other(parts: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[str, list[list]]:
+    """[layers][heads] of each rank -> [layers][heads of all]."""
+    return {key: [list(chain(*heads)) for heads in zip(*(part[key] for part in parts), strict=True)] for key in keys}

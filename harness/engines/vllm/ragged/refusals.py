@@ -10,6 +10,7 @@ from vllm.v1.worker.utils import AttentionGroup
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.paged import PageGrid
 from policies import Policy
+from policies.views import ReadSignal
 
 PAGED_LAYOUT = "LBHNC"
 NAMES = (None, PAGED_LAYOUT, "HND")
@@ -66,6 +67,9 @@ def refuse_ragged(
         f"attention backend {backend.get_name()} plans with the width of stock block tables; use FLASH_ATTN": (
             backend.get_builder_cls().requires_block_table_width
         ),
+        "it bounds the keys of pages, and evicts from them": (
+            policy.evicts and ReadSignal.PAGE_BOUNDS in policy.read_signals
+        ),
         "it rotates keys by their place among those that stay, which differs by head": policy.cache_positions,
         "the model's attention has a sink for each query head": any(
             getattr(layer.impl, "sinks", None) is not None for layer in layers
@@ -73,4 +77,4 @@ def refuse_ragged(
     }
     for problem, present in problems.items():
         if present:
-            raise ValueError(f"policy={policy.name} keeps unequally many tokens in layers and heads: {problem}.")
+            raise ValueError(f"policy={policy.name} needs a page table for each layer and head: {problem}.")

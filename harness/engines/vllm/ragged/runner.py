@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.attention.backend import AttentionMetadataBuilder
-from vllm.v1.core.sched.output import GrammarOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 
 from harness.engines.vllm.compaction import Compactor
 from harness.engines.vllm.groups import Victim
@@ -14,11 +16,15 @@ from harness.engines.vllm.kv_cache import EvictingAttentionSpec
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.plan import StepPlan
 from harness.engines.vllm.ragged.attention import by_head
+from harness.engines.vllm.ragged.bounds import PageBounds
 from harness.engines.vllm.ragged.compaction import RaggedCompactor
+from harness.engines.vllm.ragged.reading import Reading
 from harness.engines.vllm.ragged.refusals import refuse_ragged
+from harness.engines.vllm.ragged.sentences import Sentences, token_texts
 from harness.engines.vllm.ragged.steps import HeadSteps
 from harness.engines.vllm.ragged.table import PageTable
 from harness.engines.vllm.runner import EvictionRunning
+from policies.views import ReadSignal
 
 
 class RaggedRunning(EvictionRunning):
@@ -29,6 +35,7 @@ class RaggedRunning(EvictionRunning):
     """
 
     _steps: HeadSteps | None = None
+    reading: Reading | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,9 +48,26 @@ class RaggedRunning(EvictionRunning):
         refuse_ragged(policy, layers, groups, layout, self.compilation_config.cudagraph_mode)
         table = PageTable(layout.grid, self.max_num_reqs, self._width(policy.block_size))
         self._steps = HeadSteps(table, self.max_num_tokens, policy.block_size, self._make_buffer)
-        for layer in layers:
-            layer.impl = by_head(layer.impl, layout.pages[:, None], self._steps)
+        if policy.reads_less:
+            self.eviction_policy = policy = policy.for_vocabulary(lambda: token_texts(self.model_config))
+            self.reading = self._make_reading(layout)
+        for index, layer in enumerate(layers):
+            layer.impl = by_head(layer.impl, index, layout.pages[:, None], self._steps, self.reading)
         self._head_builder = self._build_builder()
+
+    def _make_reading(self, layout: CacheLayout) -> Reading:
+        policy, grid = self.eviction_policy, layout.grid
+        sentences = bounds = None
+        if ReadSignal.PAGE_BOUNDS in policy.read_signals:
+            bounds = PageBounds(layout)
+        if ReadSignal.SENTENCES in policy.read_signals:
+            group = self.model_config.get_num_attention_heads(self.parallel_config) // grid.num_heads
+            sentences = Sentences(
+                policy.sentence_ends, self.model_config.get_vocab_size(), self.max_num_reqs, self.max_model_len,
+                (grid.num_layers, grid.num_heads, group, layout.head_size), grid.device,
+            )  # fmt: skip
+        decoding = self._make_buffer(self.max_num_reqs, dtype=torch.bool)
+        return Reading(policy, layout, self._steps, decoding, bounds, sentences)
 
     def _width(self, block_size: int) -> int:
         """Pages of the longest head: no head holds more tokens than a request has."""
@@ -53,7 +77,16 @@ class RaggedRunning(EvictionRunning):
         """See `EvictionRunning.bytes_of_pages`."""
         width = self._width(spec.block_size)
         fixed = HeadSteps.bytes_a_layer(self.max_num_reqs, spec.num_kv_heads, width, self.max_num_tokens)
-        return torch.bool.itemsize, fixed
+        a_page = torch.bool.itemsize
+        policy = self.eviction_policy
+        if policy.reads_less:
+            fixed += Reading.bytes_a_layer(self.max_num_reqs, spec.num_kv_heads, width)
+        if ReadSignal.PAGE_BOUNDS in policy.read_signals:
+            a_page += PageBounds.bytes_a_page(spec.head_size, spec.dtype)
+        if ReadSignal.SENTENCES in policy.read_signals:
+            queries = self.model_config.get_num_attention_heads(self.parallel_config) * spec.head_size
+            fixed += self.max_num_reqs * (queries * torch.float32.itemsize + self.max_model_len)
+        return a_page, fixed
 
     def _build_builder(self) -> AttentionMetadataBuilder:
         """The backend's own, for a model with one KV head."""
@@ -63,7 +96,10 @@ class RaggedRunning(EvictionRunning):
         return type(stock)(spec, group.layer_names, self.vllm_config, self.device)
 
     def _make_compactor(self, **parts: Any) -> Compactor:
-        return RaggedCompactor(self.eviction_policy, table=self._steps.table, **parts)
+        compactor = RaggedCompactor(self.eviction_policy, table=self._steps.table, **parts)
+        if self.reading is not None:
+            self.reading.positions = compactor.positions
+        return compactor
 
     def _num_kept(self, plan: StepPlan, victim: Victim) -> int:
         """As planned; where the data decide, what they decided, which the scheduler learns with this step's output."""
@@ -86,10 +122,11 @@ class RaggedRunning(EvictionRunning):
     def _write_positions(self, plan: StepPlan, positions: torch.Tensor, places: torch.Tensor) -> None:
         """Find the pages of this step's tokens and write their positions there.
 
-        While no request of the batch was evicted from, pages follow from blocks and the step is a stock one.
+        While no request of the batch was evicted from, pages follow from blocks and the step is a stock one, unless
+        less is read than is kept.
         """
         self._steps.active = False
-        if not plan.num_evicted:
+        if not plan.num_evicted and self.reading is None:
             super()._write_positions(plan, positions, places)
             return
         request_ids, num_reqs = self.input_batch.req_ids, self.input_batch.num_reqs
@@ -102,6 +139,30 @@ class RaggedRunning(EvictionRunning):
             places,
         )
         self.compactor.positions.put(self._steps.slots, positions)
+        if self.reading is not None:
+            self._begin_reading(request_ids, positions)
+
+    def _begin_reading(self, request_ids: Sequence[str], positions: torch.Tensor) -> None:
+        """Tell who decodes in this step, and what the new tokens are."""
+        num_reqs, total = len(request_ids), len(positions)
+        starts, batch = self.query_start_loc.np[: num_reqs + 1], self.input_batch
+        computed, num_prompt = batch.num_computed_tokens_cpu[:num_reqs], batch.num_prompt_tokens[:num_reqs]
+        counts = np.diff(starts)
+        last = self.query_start_loc.gpu[1 : num_reqs + 1].long() - 1
+        decoding = ((computed >= num_prompt) & (counts == 1)).tolist()
+        flags = self.reading.begin(request_ids, decoding, last)
+        if self.reading.sentences is not None:
+            self.reading.sentences.begin(
+                request_ids, num_prompt.tolist(), int((computed + counts).max()), self.input_ids.gpu[:total], positions,
+                self.req_indices.gpu[:total], last, flags,
+            )  # fmt: skip
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        """As for equal counts; what was noted of sentences of requests that are gone is given up."""
+        if self.reading is not None and self.reading.sentences is not None:
+            for request_id in chain(scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or ()):
+                self.reading.sentences.forget(request_id)
+        return super()._update_states(scheduler_output)
 
     def _step_pages(self) -> HeadSteps | None:
         return self._steps if self._steps.active else None

@@ -54,12 +54,19 @@ class HeadSteps:
             num_rows * self._num_heads * width
         )
         self._num_requests = self._num_tokens = 0
+        self._builder: AttentionMetadataBuilder | None = None
+        self._common: CommonAttentionMetadata | None = None
 
     @staticmethod
     def bytes_a_layer(num_rows: int, num_heads: int, width: int, max_tokens: int) -> int:
         """What table and steps hold of one layer on the device, but for offsets and order, which layers share."""
         a_row = torch.int32.itemsize * (width + 2)  # pages, surplus, length
         return num_heads * (num_rows * a_row + torch.int64.itemsize * max_tokens)
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """int32 [L, N, H], tokens of each head after this step."""
+        return self._lengths[:, : self._num_requests]
 
     @property
     def slots(self) -> torch.Tensor:
@@ -133,28 +140,32 @@ class HeadSteps:
     ) -> list[AttentionMetadata]:
         """What the backend's own builder makes of the step, one for each layer."""
         num_sequences = self._num_requests * self._num_heads
-        common = CommonAttentionMetadata(
-            query_start_loc=self._starts.gpu[: num_sequences + 1],
-            query_start_loc_cpu=self._starts.cpu[: num_sequences + 1],
-            seq_lens=self._lengths[0, : self._num_requests].view(-1),
-            num_reqs=num_sequences,
-            num_actual_tokens=self._num_tokens * self._num_heads,
-            max_query_len=max_query_len,
-            max_seq_len=self.table.longest(request_ids) * self._block_size,
-            block_table_tensor=self.table.pages[0, : self._num_requests].flatten(0, 1),
-            slot_mapping=self.slots[0].view(-1),
-            causal=True,
+        self._builder, self._common = (
+            builder,
+            CommonAttentionMetadata(
+                query_start_loc=self._starts.gpu[: num_sequences + 1],
+                query_start_loc_cpu=self._starts.cpu[: num_sequences + 1],
+                seq_lens=self._lengths[0, : self._num_requests].view(-1),
+                num_reqs=num_sequences,
+                num_actual_tokens=self._num_tokens * self._num_heads,
+                max_query_len=max_query_len,
+                max_seq_len=self.table.longest(request_ids) * self._block_size,
+                block_table_tensor=self.table.pages[0, : self._num_requests].flatten(0, 1),
+                slot_mapping=self.slots[0].view(-1),
+                causal=True,
+            ),
         )
         return [
-            builder.build(
-                0,
-                replace(
-                    common,
-                    seq_lens=self._lengths[layer, : self._num_requests].view(-1),
-                    block_table_tensor=self.table.pages[layer, : self._num_requests].flatten(0, 1),
-                    slot_mapping=self.slots[layer].view(-1),
-                ),
-                fast_build=True,
-            )
+            self.metadata_of(layer, self.table.pages[layer], self._lengths[layer])
             for layer in range(len(self._lengths))
         ]
+
+    def metadata_of(self, layer: int, pages: torch.Tensor, lengths: torch.Tensor) -> AttentionMetadata:
+        """That of one layer which reads these pages int32 [R, H, W] as far as `lengths` int32 [R, H]."""
+        common = replace(
+            self._common,
+            seq_lens=lengths[: self._num_requests].view(-1),
+            block_table_tensor=pages[: self._num_requests].flatten(0, 1),
+            slot_mapping=self.slots[layer].view(-1),
+        )
+        return self._builder.build(0, common, fast_build=True)
