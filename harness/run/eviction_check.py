@@ -7,6 +7,7 @@ from harness.config import PolicyConfig
 from harness.errors import UserError
 from harness.report.metrics import is_full_cache_answer, over_budget
 from harness.store.predictions import Prediction
+from policies.registry import policy_class
 
 
 def check_evictions(policy: PolicyConfig, predictions: Sequence[Prediction]) -> None:
@@ -15,7 +16,7 @@ def check_evictions(policy: PolicyConfig, predictions: Sequence[Prediction]) -> 
     Raises:
         UserError: prompts exceed the budget and nothing was evicted.
     """
-    if policy.budget is None:
+    if policy.budget is None or not policy_class(policy.name).evicts:
         return
     over = over_budget(policy.budget, predictions)
     untouched = [p.sample_id for p in over if p.num_evictions == 0 and p.num_output_tokens > 1]

@@ -178,3 +178,31 @@ def test_a_policy_that_does_not_fit_is_refused_before_a_model_is_loaded(configur
     with pytest.raises(UserError) as error:
         check_policy(configure("engine=hf", *overrides))
     assert message in str(error.value)
+
+
+def test_a_run_records_what_was_read_beside_what_was_freed(configure, tiny_path, tmp_path):
+    config = configure(
+        "engine=hf",
+        "policy=quest",
+        "policy.budget=96",
+        "policy.options.dense_layers=1",
+        f"model.path={tiny_path}",
+        "model.max_model_len=256",
+        "benchmark.tasks=[trec]",
+        f"results_dir={tmp_path}",
+    )
+    run(config, "python -m harness")
+    (folder,) = tmp_path.iterdir()
+    (prediction,) = read_predictions(folder)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    memory, read = metrics["memory"], metrics["read_by_head"]
+    num_steps = prediction.num_output_tokens - 1
+    held = [prediction.num_prompt_tokens + step + 1 for step in range(num_steps)]
+    pages = [64 + (tokens - 1) % 32 + 1 for tokens in held]  # two whole pages and the newest
+    assert prediction.num_evictions == 0
+    assert memory["mean_resident_share"] == pytest.approx(1, abs=0.01)
+    assert read["num_steps"] == num_steps > 1
+    by_layer = [sum(held), sum(pages), sum(pages)]
+    assert read["mean_tokens"] == [[round(total / num_steps, 2)] * 2 for total in by_layer]
+    assert memory["mean_read_share"] == pytest.approx(sum(by_layer) / (3 * sum(held)), abs=1e-4)
+    assert memory["mean_read_tokens"] == pytest.approx(sum(by_layer) / 3 / num_steps, abs=0.1)

@@ -9,6 +9,7 @@ from harness.engines.vllm.ragged.refusals import layouts_of_pages
 from harness.engines.vllm.settings import EvictionSettings
 from tests.engines.vllm.box import Box, in_a_box
 from tests.engines.vllm.live import run_live
+from tests.policy_names import SENTENCE_ENDS
 from tests.tiny_llama import random_prompt, save_tiny_llama
 
 BUDGET = 128
@@ -42,6 +43,26 @@ def test_positions_and_texts_are_those_of_the_cpu_backend(uneven, requests, name
     assert boxed.texts() == expected.texts()
     assert boxed.decisions == expected.decisions
     assert boxed.stats.num_evictions == expected.stats.num_evictions > 0
+    assert boxed.stats.free_blocks_at_end == boxed.stats.num_blocks - 1
+    assert box.steps["FULL"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "options"),
+    [
+        ("quest", BUDGET, {"dense_layers": 1}),
+        ("sentencekv", 2 * BUDGET, {"ends": SENTENCE_ENDS, "factor": 1.5, "window": 8}),
+    ],
+)
+def test_what_is_read_is_that_of_the_cpu_backend(uneven, requests, name, budget, options):
+    settings = EvictionSettings(name, budget, options)
+    expected = run_live(uneven, settings, requests)
+    with in_a_box(Box(graphs=True)) as box:
+        boxed = run_live(replace(uneven, async_scheduling=True), settings, requests)
+    assert boxed.texts() == expected.texts()
+    assert boxed.decisions == expected.decisions
+    assert boxed.stats.read == expected.stats.read
+    assert sum(map(sum, boxed.stats.read.read)) < sum(map(sum, boxed.stats.read.resident))
     assert boxed.stats.free_blocks_at_end == boxed.stats.num_blocks - 1
     assert box.steps["FULL"] == 0
 

@@ -45,7 +45,13 @@ def record_reads(engine):
     return reads
 
 
-@pytest.mark.parametrize(("name", "options"), READING_CASES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(*case, id=str(case), marks=pytest.mark.parity if index % 2 else [])
+        for index, case in enumerate(READING_CASES)
+    ],
+)
 def test_pages_logits_and_texts_are_those_of_the_reference(uneven_shape, name, options):
     budget = BUDGET if name == "quest" else 2 * BUDGET
     settings = EvictionSettings(name, budget, options)
