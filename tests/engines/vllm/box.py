@@ -107,7 +107,7 @@ class BoxedRunner:
         """As stock; slots that nobody wrote hold NaN, and get it back when an eviction cuts them."""
         if _box.graphs:
             policy = self.eviction_policy
-            eager = policy.signals & QUERY_SIGNALS or policy.allocation == "ragged"
+            eager = policy.signals & QUERY_SIGNALS or policy.by_page
             mode = CUDAGraphMode.PIECEWISE if eager else CUDAGraphMode.FULL_AND_PIECEWISE
             self.compilation_config.cudagraph_mode = mode
             self.compilation_config.cudagraph_capture_sizes = list(GRAPH_SIZES)
