@@ -4,7 +4,7 @@ The cache travels as a keyword argument of the model's forward, which transforme
 no state is global.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -62,12 +62,7 @@ def attend(
     Raises:
         UserError: the model asks for a sliding window, soft-capped logits or attention sinks.
     """
-    for option in UNSUPPORTED:
-        if options.get(option) is not None:
-            raise UserError(
-                f"model uses {option}={options[option]}, which the reference does not compute. "
-                "Use a model with plain causal attention in all layers."
-            )
+    _refuse(options)
     if attention_mask is not None:
         raise ValueError("the reference attention takes no mask: one request, no padding")
     layer = reference_cache.layers[module.layer_idx]
@@ -86,6 +81,16 @@ def attend(
         slots = reference_cache.reader.slots(module.layer_idx, index, head, queries[:, 0])
         outputs.append(_attend_slots(head, queries, slots, scaling))
     return torch.cat(outputs).transpose(0, 1)[None].to(query.dtype), None
+
+
+def _refuse(options: Mapping[str, object]) -> None:
+    """Raise UserError for arguments that ask for more than plain attention."""
+    for option in UNSUPPORTED:
+        if options.get(option) is not None:
+            raise UserError(
+                f"model uses {option}={options[option]}, which the reference does not compute. "
+                "Use a model with plain causal attention in all layers."
+            )
 
 
 def _attend_slots(head: HeadCache, queries: torch.Tensor, slots: list[int], scaling: float) -> torch.Tensor:
