@@ -14,7 +14,7 @@ from typing import Any
 from harness.benchmarks.longbench.aggregates import format_figure
 from harness.benchmarks.longbench.tasks import PUBLISHED
 from harness.benchmarks.tasks import TASKS, get_task
-from harness.errors import UserError
+from harness.errors import UserError, exit_code
 from harness.statistics.paired import (
     SMALLEST_SHOWN,
     Comparison,
@@ -39,13 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run_a", type=Path, help=f"run folder with {MANIFEST} and {FILE_NAME}, usually the full cache")
     parser.add_argument("runs_b", type=Path, nargs="+", metavar="run_b", help="run folders to hold against it")
     parser.add_argument("--out", type=Path, help="also write the comparison to this CSV file")
-    options = parser.parse_args(arguments)
-    try:
-        _run(options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(_run, parser.parse_args(arguments))
 
 
 def read_run(folder: Path) -> dict[str, Prediction]:

@@ -21,7 +21,7 @@ import torch
 
 from harness.engines.hf.attention import reference_attention
 from harness.engines.hf.cache import CacheShape, LayerCache, ReferenceCache
-from harness.errors import UserError
+from harness.errors import UserError, exit_code
 from harness.store.manifest import write_atomically
 from policies.base import Phase
 
@@ -42,13 +42,7 @@ class Needle:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments)
-    try:
-        _run(options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(_run, _parser().parse_args(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -36,19 +36,14 @@ from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
 from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import ScoringPool, TaskScore, task_score
 from harness.benchmarks.tasks import get_task
-from harness.errors import UserError
+from harness.errors import UserError, exit_code
 from harness.statistics.stats import MIN_CLUSTERS
 from harness.statistics.text_table import format_interval, format_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments)
-    try:
-        return _run(options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return exit_code(_run, _parser().parse_args(arguments))
 
 
 def score_rows(rows: Mapping[str, Sequence[PredictionRow]], edit_similarity: str) -> dict[str, list[SampleScore]]:

@@ -151,7 +151,7 @@ def test_docstrings_comments_layout_and_what_only_shows_results_do_not_count(sou
         sources.edit(file, '"""', '"""Said better. ')
         sources.append(file, "\n\n# a comment\n")
     sources.edit("policies/h2o.py", "    def score", "\n\n    # a comment\n    def score")
-    for file in ("harness/progress.py", "harness/report/summary.py", "harness/run/sweep.py"):
+    for file in ("harness/progress.py", "harness/run/summary.py", "harness/run/sweep.py"):
         sources.append(file, "EXTRA = 1\n")
     assert changed(sources) == set()
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.errors import UserError, exit_code
 
 DEFAULT_OUT = Path("results/report")
 DEFAULT_PAPER = Path("results/paper")
@@ -16,13 +16,7 @@ DEFAULT_PAPER = Path("results/paper")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments)
-    try:
-        _run(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(_run, _parser().parse_args(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UserError
+from harness.errors import UserError, exit_code
 
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/(?:[\w.@+-]+/)*([\w.@+-]+)/?")
 NEEDLES = "needles.csv"
@@ -30,15 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders that hold them")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the copies go, a folder a run")
-    options = parser.parse_args(arguments)
-    try:
-        copies = export(options.runs, options.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_code(_run, parser.parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> None:
+    copies = export(options.runs, options.out)
     size = sum(file.stat().st_size for copy in copies for file in copy.iterdir())
     print(f"{len(copies)} runs, {size / 1024:.0f} KiB in {options.out}")
-    return 0
 
 
 def export(paths: Sequence[Path], out: Path) -> list[Path]:

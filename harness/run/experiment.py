@@ -23,13 +23,13 @@ from harness.hardware import inference_device
 from harness.models import resolve_model
 from harness.needles import write_needles
 from harness.report.metrics import run_metrics
-from harness.report.summary import print_run, write_summary_csv
 from harness.run.answering import Prompting, answer_rows, submit, write_scores
 from harness.run.eviction_check import check_evictions
 from harness.run.planning import PlannedRun, announcement, fresh_manifest, plan_run
 from harness.run.reasoning_check import warn_of_cut_reasoning
 from harness.run.recorded import check_finished, check_predictions
 from harness.run.session import SessionRecord
+from harness.run.summary import print_run, write_summary_csv
 from harness.store.lock import locked
 from harness.store.manifest import Manifest, read_manifest, write_json, write_manifest
 from harness.store.predictions import fold_scores, predictions_sha256, read_predictions

@@ -127,7 +127,7 @@ def conclude(folder: Path) -> bool:
 
 def _print_ranking(folders: list[Path]) -> None:
     """Where a sweep is over retrieval tasks or over seeds, print its policies, best first."""
-    from harness.report.ranking import has_repeats, is_retrieval, rank, ranking_text, verdict
+    from harness.run.ranking import has_repeats, is_retrieval, rank, ranking_text, verdict
 
     folders = list(dict.fromkeys(folders))
     if not folders or not (is_retrieval(folders) or has_repeats(folders)):

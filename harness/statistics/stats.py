@@ -1,4 +1,4 @@
-"""Intervals by bootstrap: how far a mean would move with another draw of samples.
+"""Intervals: how far a mean would move with another draw of samples; by bootstrap, and Wilson's.
 
 Samples that share a context are not independent, so whole contexts are drawn (cluster bootstrap; Miller 2024,
 arXiv 2411.00640, section 2.2). All draws are seeded: the same scores give the same interval, in whatever order.
@@ -14,6 +14,7 @@ NUM_DRAWS = 2000
 SEED = 20231
 MIN_CLUSTERS = 10
 CONFIDENCE_PERCENTS = (2.5, 97.5)
+Z_95 = 1.959964
 
 
 def cluster_totals(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[np.ndarray, np.ndarray]:
@@ -61,3 +62,11 @@ def interval(draws: np.ndarray | None) -> tuple[float, float] | None:
         return None
     low, high = np.percentile(draws, CONFIDENCE_PERCENTS)
     return float(low), float(high)
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95 % Wilson score interval of a mean of n values from 0 to 1."""
+    spread = Z_95**2 / n
+    centre = (share + spread / 2) / (1 + spread)
+    half = Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -25,7 +25,7 @@ PROJECT = ("harness", "policies")
 ROOT = "harness.run.experiment"
 STARTED_BY_NAME = ("harness/engines/vllm", "harness/engines/kvpress")  # in vLLM's processes, and in another environment
 WITHOUT_EFFECT = (
-    *("harness.progress", "harness.report.summary", "harness.store", "harness.tracking"),
+    *("harness.progress", "harness.run.summary", "harness.store", "harness.tracking"),
     *("harness.budget", "harness.config_checks", "harness.pool"),  # what they decide is in the configuration
 )
 REGISTRY, TABLE, ENTRY_POINT_GROUP = "policies.registry", "BUILT_IN", "kv_eviction.policies"

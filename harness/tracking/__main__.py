@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.errors import UserError
+from harness.errors import UserError, exit_code
 
 LOAD_TEST = "bench.json"
 RUN = "manifest.json"
@@ -24,13 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--entity", help="account or team (default: that of the account)")
     parser.add_argument("--group", default="reported later", help="(default: %(default)s)")
     parser.add_argument("--offline", action="store_true", help="write the W&B files beside the run; sync them later")
-    options = parser.parse_args(arguments)
-    try:
-        _run(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(_run, parser.parse_args(arguments))
 
 
 def _run(options: argparse.Namespace) -> None:

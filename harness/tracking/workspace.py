@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from harness.errors import UserError
+from harness.errors import UserError, exit_code
 
 SECTIONS = {
     "Score, memory and time": [
@@ -34,13 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--entity", required=True, help="account or team")
     parser.add_argument("--project", default="kv-eviction", help="(default: %(default)s)")
-    options = parser.parse_args(arguments)
-    try:
-        print(make_workspace(options.entity, options.project).save().url)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(_run, parser.parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> None:
+    print(make_workspace(options.entity, options.project).save().url)
 
 
 def make_workspace(entity: str, project: str) -> Any:  # noqa: ANN401

@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 import pytest
 
 from harness.report.by_length import scores_by_length
-from harness.report.ranking import has_repeats, is_retrieval, rank, ranking_text, verdict, wilson
+from harness.run.ranking import has_repeats, is_retrieval, rank, ranking_text, verdict
+from harness.statistics.stats import wilson
 from harness.store.manifest import new_manifest, write_manifest
 from harness.store.predictions import Prediction, append_prediction, open_for_append
 

@@ -1,17 +1,16 @@
 """Policies of a sweep, best first: what a sweep over retrieval tasks prints at its end."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
+from harness.statistics.stats import wilson
 from harness.statistics.text_table import format_table
 from harness.store.manifest import Manifest, read_manifest
 from harness.store.predictions import Prediction, read_predictions
 
 RETRIEVAL_SOURCES = ("ruler", "needle")
-Z_95 = 1.959964
 FULL_MUST_REACH = 90.0
 RANDOM_MUST_STAY_BELOW = 50.0
 
@@ -115,14 +114,6 @@ def verdict(ranked: Sequence[Ranked]) -> str:
         f"The full cache reaches {reached:.1f} at {shortest} tokens and random eviction {chance.score:.1f}: the test "
         "tells policies apart. Intervals: Wilson, over samples."
     )
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % Wilson score interval of a mean of n values from 0 to 1."""
-    spread = Z_95**2 / n
-    centre = (share + spread / 2) / (1 + spread)
-    half = Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _ranked(label: str, folders: Sequence[Path]) -> Ranked:
