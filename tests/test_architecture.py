@@ -30,7 +30,7 @@ FORBIDDEN = [
     ("harness.engines.kvpress", {"vllm", "harness.config", "harness.engines.vllm", "harness.engines.hf"}),
     ("harness.store", COMMANDS | ENGINE_FREE | {"transformers", "pandas", "wandb", "harness.benchmarks"}),
     ("harness.tracking", {"harness.run", "harness.bench"} | ENGINE_FREE),
-    ("harness.run", {"vllm", "harness.bench", "harness.__main__"}),
+    ("harness.run", {"vllm", "harness.bench", "harness.report", "harness.__main__"}),
     ("harness.bench", {"vllm", "harness.run", "harness.report", "harness.benchmarks"}),
     ("harness.report", ENGINE_FREE | {"transformers", "harness.run", "policies"}),
     ("harness.report.reading", {f"harness.report.{part}" for part in ("tables", "figures", "page", "document")}),

@@ -1,7 +1,7 @@
 """The report on disk: tables, figures, one Markdown document, one page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UserError
@@ -15,9 +15,8 @@ from harness.report.tables.conditions import runs_table
 from harness.report.tables.grid import Table, folded
 from harness.report.tables.group import GroupTables, group_tables
 from harness.report.tables.load_tests import bench_table
-from harness.report.tables.paper import Known, paper_table, read_paper
+from harness.report.tables.paper import Known, paper_tables, read_paper
 from harness.report.tables.published import PublishedRow, published_tables, read_published
-from harness.report.tables.scores import by_category
 from harness.report.tables.writers import markdown, write_table
 from harness.store.manifest import write_atomically
 
@@ -67,7 +66,7 @@ def make_report(sources: Sources) -> Report:
     tables = {group.name: group_tables(group) for group in sources.groups}
     shared = [bench_table(sources.bench)] if sources.bench else []
     shared += published_tables(sources.published, sources.runs)
-    shared += [paper_table(sources.paper, sources.runs, sources.bench), runs_table(sources.runs)]
+    shared += [*paper_tables(sources.paper, sources.runs, sources.bench), runs_table(sources.runs)]
     answers = {name: found.answers for name, found in tables.items()}
     shared = [folded(table) for table in shared]
     return Report(tables, shared, make_figures(sources.groups, sources.bench, answers))
@@ -76,16 +75,12 @@ def make_report(sources: Sources) -> Report:
 def write_report(sources: Sources, report: Report, folder: Path, samples_per_task: int) -> None:
     """Write tables, figures, document and page into `folder`."""
     (folder / TABLES).mkdir(parents=True, exist_ok=True)
-    for table in (*(table for tables in report.tables.values() for table in _for_paper(tables)), *report.shared):
+    for table in (*(table for tables in report.tables.values() for table in tables.all), *report.shared):
         write_table(table, folder / TABLES)
     write_figures(folder / FIGURES, report.figures)
     write_atomically(folder / DOCUMENT, _document(sources.groups, report))
     page = render_page(sources.runs, sources.groups, report.tables, report.shared, report.figures, samples_per_task)
     write_atomically(folder / PAGE, page)
-
-
-def _for_paper(tables: GroupTables) -> list[Table]:
-    return [tables.answer, *tables.printed, *by_category(tables.accuracy), *tables.differences, *tables.costs]
 
 
 def _document(groups: Sequence[Group], report: Report) -> str:
@@ -96,10 +91,7 @@ def _document(groups: Sequence[Group], report: Report) -> str:
         parts.append(f"## {group.title}\n")
         parts += [_image(figure) for figure in drawn if figure.name == f"answer-{group.name}"]
         parts.append("\n".join(f"* **{name}** {text}" for name, text in sentences(tables.answers)) + "\n")
-        *narrow, last = by_category(tables.accuracy)
-        parts += [markdown(table) for table in (tables.answer, *tables.printed)]
-        parts += [markdown(replace(table, caption="", notes=())) for table in narrow]
-        parts += [markdown(table) for table in (last, *tables.differences, *tables.costs)]
+        parts += [markdown(table) for table in tables.all]
     parts.append("## All runs\n")
     parts += [markdown(table) for table in report.shared]
     parts.append("## Figures\n")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from harness.config import PolicyConfig
 from harness.errors import UserError
-from harness.report.metrics import is_full_cache_answer, over_budget
+from harness.metrics import is_full_cache_answer, over_budget
 from harness.store.predictions import Prediction
 from policies.registry import policy_class
 

@@ -7,22 +7,23 @@ its own folder again and goes on where it stopped.
 import contextlib
 import json
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.benchmarks.chat import choose_template
-from harness.benchmarks.prompting import prompt_sha256
+from harness.benchmarks.generated import TASKS_OF
+from harness.benchmarks.prompting import prompt_sha256, render
 from harness.benchmarks.rows import Row
 from harness.benchmarks.scoring import ScoringPool
 from harness.config import HarnessConfig
 from harness.engines.choose import build_engine, check_policy
 from harness.errors import UserError
 from harness.hardware import inference_device
+from harness.metrics import run_metrics
 from harness.models import resolve_model
 from harness.needles import write_needles
-from harness.report.metrics import run_metrics
 from harness.run.answering import Prompting, answer_rows, submit, write_scores
 from harness.run.eviction_check import check_evictions
 from harness.run.planning import PlannedRun, announcement, fresh_manifest, plan_run
@@ -33,6 +34,7 @@ from harness.run.summary import print_run, write_summary_csv
 from harness.store.lock import locked
 from harness.store.manifest import Manifest, read_manifest, write_json, write_manifest
 from harness.store.predictions import fold_scores, predictions_sha256, read_predictions
+from harness.store.prompts import MAX_PER_TASK, Prompt, by_name, excerpt, write_prompts
 from harness.store.run_folder import (
     check_same_run,
     check_same_versions,
@@ -177,6 +179,8 @@ def _answer_missing(
     earlier = read_predictions(folder)
     by_id = {f"{row.task}/{row.row_id}": row for row in rows}
     check_predictions(folder, earlier, by_id, lambda row: prompt_sha256(row, tokenizer, template))
+    if config.benchmark.source in TASKS_OF:
+        _keep_prompts(folder, by_id)
     done = {prediction.sample_id for prediction in earlier}
     missing = [row for row in _wanted_rows(config, rows, prompting) if f"{row.task}/{row.row_id}" not in done]
     if done:
@@ -191,6 +195,17 @@ def _answer_missing(
             with contextlib.closing(build_engine(config, model_path, folder)) as engine:
                 answer_rows(engine, missing, prompting, folder, pool, record)
         write_scores(folder, pool.results())
+
+
+def _keep_prompts(folder: Path, rows: Mapping[str, Row]) -> None:
+    """Of rows made for this run, which a report could not make again: how the first prompts of each task look."""
+    kept: dict[str, list[Prompt]] = {}
+    for sample_id in by_name(rows):
+        row = rows[sample_id]
+        of_task = kept.setdefault(row.task, [])
+        if len(of_task) < MAX_PER_TASK:
+            of_task.append(excerpt(sample_id, "\n".join([*row.needles, row.input]), render(row)))
+    write_prompts(folder, [prompt for of_task in kept.values() for prompt in of_task])
 
 
 def _wanted_rows(config: HarnessConfig, rows: Sequence[Row], prompting: Prompting) -> Sequence[Row]:

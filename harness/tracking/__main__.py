@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     from harness.config import TrackerConfig
-    from harness.report.metrics import run_metrics
+    from harness.metrics import run_metrics
     from harness.report.reading.runs import find_folders
     from harness.store.manifest import read_manifest
     from harness.store.predictions import read_predictions

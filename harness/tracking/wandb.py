@@ -128,12 +128,11 @@ def summary(metrics: dict[str, Any]) -> dict[str, float | str]:
 def memory_history(folder: Path) -> list[dict[str, float]]:
     """KV blocks in use over time, at most `MAX_HISTORY` steps: of those that share one, that with the most blocks."""
     from harness.report.reading.runs import read_runs
-    from harness.report.reading.usage import read_usage
+    from harness.report.reading.usage import read_usage, thinned
 
     usage = [step for run in read_runs([folder]) for step in read_usage(run)]
-    size = -(-len(usage) // MAX_HISTORY)
-    chosen = [max(usage[at : at + size], key=lambda step: step.blocks) for at in range(0, len(usage), size or 1)]
-    return [{"kv/t_s": step.t_s, "kv/blocks": step.blocks, "kv/running": step.running} for step in chosen]
+    steps = thinned(usage, MAX_HISTORY)
+    return [{"kv/t_s": step.t_s, "kv/blocks": step.blocks, "kv/running": step.running} for step in steps]
 
 
 def run_figures(folder: Path) -> dict[str, str]:
@@ -142,13 +141,14 @@ def run_figures(folder: Path) -> dict[str, str]:
 
     from harness.report.figures.all import report_looks
     from harness.report.figures.figure import Figure, declaration
-    from harness.report.figures.retention import retention_figures
+    from harness.report.figures.retention import heads_figure, retention_figures
     from harness.report.figures.speed import usage_figure
     from harness.report.reading.runs import make_groups, read_runs
 
     found = {}
     for group in make_groups(read_runs([folder])):
-        for figure in (usage_figure(group, report_looks([group], [])), *retention_figures(group)):
+        usage = usage_figure(group, report_looks([group], []))
+        for figure in (usage, heads_figure(group), *retention_figures(group)):
             if isinstance(figure, Figure):
                 name = figure.name.removesuffix(f"-{group.name}")
                 found[name] = vl_convert.vegalite_to_svg(declaration(figure))

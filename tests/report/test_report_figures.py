@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -11,15 +12,16 @@ import pytest
 from harness.report.figures.all import make_figures, report_looks, write_figures
 from harness.report.figures.figure import Figure, Skipped, declaration, make_looks, save
 from harness.report.figures.needles import needle_figures
-from harness.report.figures.retention import png, retention_figures
+from harness.report.figures.retention import heads_figure, png, retention_figures
 from harness.report.figures.scores import accuracy_figure, answer_figure, length_figure
-from harness.report.figures.speed import block_size_figure, latency_figures, throughput_figures, usage_figure
+from harness.report.figures.speed import block_size_figure, latency_figure, throughput_figures, usage_figure
 from harness.report.reading.load_tests import read_bench
 from harness.report.reading.runs import make_groups, read_runs
 from harness.report.tables.answer import find_answers, sentences
 from harness.report.tables.differences import find_differences
+from harness.store.manifest import read_manifest, write_manifest
 from harness.store.predictions import read_predictions, replace_predictions
-from tests.report.synthetic import NUM_LAYERS, TASK_SET, bench_rows, write_bench, write_run
+from tests.report.synthetic import TASK_SET, bench_rows, write_bench, write_run
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -145,7 +147,7 @@ def test_ratio_quantities_begin_at_zero(group, tmp_path):
     write_bench(tmp_path, bench_rows())
     bench = read_bench([tmp_path])
     looks = report_looks([group], bench)
-    for figure in (*throughput_figures([group], bench, looks), *latency_figures([group], bench, looks)):
+    for figure in (*throughput_figures([group], bench, looks), latency_figure(bench, looks)):
         (line,) = layers_of(figure, "line")
         assert line["encoding"]["y"]["scale"]["zero"] is True, figure.name
 
@@ -162,7 +164,7 @@ def test_load_tests_give_medians_and_their_range(tmp_path):
         ("window", "point"),
     ]
     assert [rows[1][key] for key in ("x", "y", "low", "high")] == ["128", 220, 200, 240]
-    (latency,) = latency_figures([], bench, report_looks([], bench))
+    latency = latency_figure(bench, report_looks([], bench))
     assert list(latency.panels) == ["TTFT (s)", "TPOT (s)", "end to end (s)"]
     assert [row["high"] for row in of_panel(latency, "TTFT (s)")] == [2.0, 2.0, 2.0]
 
@@ -230,6 +232,7 @@ def test_a_figure_without_data_is_skipped_with_the_reason(tmp_path):
         "latency-vs-budget-bench": "no load test (bench.json) was found",
         "block-size": "all runs of a group have one block size",
         "blocks-over-time": "no run recorded block usage",
+        "kept-by-head": "in no run layers and heads keep unequally many tokens",
         "retention": "no run recorded retained positions",
     }
     names = {path.name for path in (tmp_path / "figures").iterdir()}
@@ -237,19 +240,27 @@ def test_a_figure_without_data_is_skipped_with_the_reason(tmp_path):
     assert names == {f"{name}.{kind}" for name in drawn_ones for kind in ("pdf", "svg", "png", "vl.json")}
 
 
-def test_retention_maps_stand_side_by_side_and_heads_apart(group, tmp_path):
-    maps, heads = retention_figures(group)
+def test_retention_maps_stand_side_by_side(group, tmp_path):
+    (maps,) = retention_figures(group)
     assert list(maps.panels) == ["full, 48 samples", "window @ 256, 48 samples"]
     assert "a mean over samples, over the KV heads" in maps.caption
     root = drawn(maps, tmp_path)
     assert len(list(root.iter(f"{SVG}image"))) == 2
     assert {"Layer", "Share kept"} <= set(texts(root))
-    assert list(heads.panels) == ["window @ 256"], "the full cache keeps as many in all heads"
-    values = {(row["y"], row["x"]): row["value"] for row in heads.rows}
-    assert len(values) == 2 * NUM_LAYERS
-    assert values[0, 0] == values[0, 1] == 256
-    assert values[1, 1] > 256
     assert len(TASK_SET) * 12 == 48
+
+
+def test_unequal_counts_have_a_map_of_layers_and_heads(tmp_path):
+    write_run(tmp_path)
+    folder = write_run(tmp_path, "ragged", 256)
+    made = read_manifest(folder)
+    kept = {"num_prompts": 48, "mean": [[100.5, 411.5]] * 2, "least": [[90, 400]] * 2, "most": [[110, 420]] * 2}
+    sessions = [replace(one, engine=one.engine | {"kept": kept}) for one in made.sessions]
+    write_manifest(folder, replace(made, sessions=sessions))
+    heads = heads_figure(group_in(tmp_path))
+    assert list(heads.panels) == ["ragged @ 256"], "the full cache keeps as many in all heads"
+    assert {(row["y"], row["x"]): row["value"] for row in heads.rows}[1, 1] == 411.5
+    assert heads.rows[-1]["tip"] == "ragged @ 256, layer 1, head 1: 412 tokens, 400 to 420"
 
 
 def test_the_picture_of_a_map_is_bright_where_all_was_kept():

@@ -4,7 +4,7 @@ import pytest
 
 from harness.errors import UserError
 from harness.report.figures.all import report_looks
-from harness.report.figures.speed import block_size_figure, latency_figures, throughput_figures
+from harness.report.figures.speed import block_size_figure, latency_figure, throughput_figures
 from harness.report.reading.load_tests import read_bench, settings
 from harness.report.tables.grid import folded
 from harness.report.tables.load_tests import bench_table
@@ -103,7 +103,7 @@ def test_a_gain_is_taken_within_a_load_test(tmp_path):
 def test_panels_of_several_load_tests_are_apart_and_named(two):
     bench = read_bench([two])
     looks = report_looks([], bench)
-    (throughput,), (latency,) = throughput_figures([], bench, looks), latency_figures([], bench, looks)
+    (throughput,), latency = throughput_figures([], bench, looks), latency_figure(bench, looks)
     title = "tiny, 12 × 384 in, 256 out, block 32"
     assert list(throughput.panels) == [
         f"{test}, {title}: {unit}"

@@ -87,9 +87,9 @@ def test_variants_of_a_method_are_rows_of_their_own_that_say_which(tmp_path):
     table = paper_table(known, read_runs([tmp_path]), [])
     found = {row[9].text.split(": ")[1]: row[8].text for row in table.rows}
     assert found == {
-        "protect_first=0, prompts up to 2048 tokens, float32": "25.00 (10/10)",
-        "protect_first=32, prompts up to 2048 tokens, float32": "50.00 (12/12)",
-        "protect_first=0, prompts up to 2048 tokens, float32, block 32 instead of 16": "100.00 (12/12)",
+        "paged_eviction (protect_first=0), prompts up to 2048 tokens, float32, block 16": "25.00 (10/10)",
+        "paged_eviction (protect_first=32), prompts up to 2048 tokens, float32, block 16": "50.00 (12/12)",
+        "paged_eviction (protect_first=0), prompts up to 2048 tokens, float32, block 32": "100.00 (12/12)",
     }
     assert [row[7].text for row in table.rows] == ["~24.5"] * 3
     assert len(table.records) == 3
@@ -103,8 +103,8 @@ def test_both_forms_of_the_papers_method_stand_beside_its_number_by_name(tmp_pat
         write_run(tmp_path / policy, **settings, benchmark=LOCAL, num_rows=10, scores=scores, block_size=16)
     table = paper_table(known, read_runs([tmp_path]), [])
     assert {row[9].text.split(": ")[1] for row in table.rows} == {
-        "no options, prompts up to 2048 tokens, float32",
-        "paged_eviction_literal, no options, prompts up to 2048 tokens, float32",
+        "paged_eviction (no options), prompts up to 2048 tokens, float32, block 16",
+        "paged_eviction_literal (no options), prompts up to 2048 tokens, float32, block 16",
     }
 
 
@@ -165,8 +165,11 @@ def test_claims_without_a_single_condition_are_shown_and_not_measured():
     ("content", "message"),
     [
         ("a,b\n1,2\n", "has the columns a, b"),
-        (",".join(COLUMNS) + "\nm,d,x,p,many,,,1,,score,plot,N1,\n", r"numbers\.csv:2 cannot be read"),
-        (",".join(COLUMNS) + "\nm,d,x,p,,,,1,,score,maybe,N1,\n", r"numbers\.csv:2 cannot be read"),
+        (",".join(COLUMNS) + "\nm,d,x,p,many,,,1,,score,plot,N1,\n", r"numbers\.csv cannot be read .*many"),
+        (
+            ",".join(COLUMNS) + "\nm,d,x,p,,,,1,,score,maybe,N1,\n",
+            r"numbers\.csv has read_from=maybe\. It must",
+        ),
     ],
 )
 def test_wrong_files_are_refused_by_name(tmp_path, content, message):

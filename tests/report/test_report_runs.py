@@ -6,10 +6,12 @@ from harness.engines.contract import BlockUsageSample
 from harness.errors import UserError
 from harness.report.reading.prompts import load_prompts
 from harness.report.reading.runs import make_groups, read_runs
-from harness.report.reading.usage import read_usage, total_tokens_per_s, tpot
+from harness.report.reading.usage import latencies, read_usage, total_tokens_per_s
 from harness.report.tables.conditions import runs_table, warnings
 from harness.store.block_usage import append_block_usage
 from harness.store.predictions import read_predictions, replace_predictions
+from harness.store.prompts import FILE_NAME as PROMPTS
+from harness.store.prompts import excerpt, write_prompts
 from tests.report.synthetic import unscored, write_run
 
 
@@ -131,9 +133,9 @@ def test_a_line_of_block_usage_that_a_crash_cut_short_is_left_out(tmp_path):
 def test_a_stop_token_counts_as_a_later_token(tmp_path):
     folder = write_run(tmp_path, tasks=("qasper",), num_rows=1)
     (one,) = read_predictions(folder)
-    assert tpot([one]).p50 == pytest.approx(1.9 / 19)
-    assert tpot([type(one)(**vars(one) | {"finish_reason": "stop"})]).p50 == pytest.approx(1.9 / 20)
-    assert tpot([type(one)(**vars(one) | {"num_output_tokens": 1})]) is None
+    assert latencies([one])["tpot"][0] == pytest.approx(1.9 / 19)
+    assert latencies([type(one)(**vars(one) | {"finish_reason": "stop"})])["tpot"][0] == pytest.approx(1.9 / 20)
+    assert "tpot" not in latencies([type(one)(**vars(one) | {"num_output_tokens": 1})])
 
 
 def test_total_throughput_needs_every_sample_in_a_timed_session(tmp_path):
@@ -147,7 +149,7 @@ def test_prompts_come_from_generated_rows(tmp_path):
     write_run(tmp_path, tasks=("qasper",), num_rows=2)
     prompts, why = load_prompts(read_runs([tmp_path]))
     assert sorted(prompts) == ["qasper/mini-qasper-0-0", "qasper/mini-qasper-0-1"]
-    assert prompts["qasper/mini-qasper-0-0"].question in prompts["qasper/mini-qasper-0-0"].text
+    assert prompts["qasper/mini-qasper-0-0"].question in prompts["qasper/mini-qasper-0-0"].head
     assert why == ""
 
 
@@ -155,6 +157,19 @@ def test_prompts_that_are_not_what_was_read_are_left_out(tmp_path):
     write_run(tmp_path, tasks=("qasper",), num_rows=2, benchmark={"seed": 1})
     prompts, why = load_prompts(read_runs([tmp_path]))
     assert (prompts, why) == ({}, "2 of 2 prompts are not what the runs read.")
+
+
+def test_prompts_made_for_a_run_lie_in_its_folder(tmp_path):
+    folder = write_run(tmp_path, tasks=("qasper",), num_rows=2, benchmark={"source": "needle", "name": "needle"})
+    prompts, why = load_prompts(read_runs([tmp_path]))
+    assert (prompts, why) == ({}, "Older runs, and copies without the benchmark's texts, hold none.")
+    kept = excerpt("qasper/mini-qasper-0-0", "Where?", "a" * 3000 + "b" * 3000)
+    write_prompts(folder, [kept])
+    assert load_prompts(read_runs([tmp_path])) == ({"qasper/mini-qasper-0-0": kept}, "")
+    assert (kept.head, kept.cut, kept.tail) == ("a" * 2000, 2000, "b" * 2000)
+    (folder / PROMPTS).write_text("{}\n")
+    with pytest.raises(UserError, match=r"prompts\.jsonl cannot be read"):
+        load_prompts(read_runs([tmp_path]))
 
 
 def test_prompts_are_never_fetched(tmp_path, monkeypatch):

@@ -3,12 +3,14 @@
 import pandas as pd
 import pytest
 
+from harness.benchmarks.longbench.tasks import PUBLISHED
 from harness.benchmarks.mini.generate import generate
 from harness.report.reading.runs import make_groups, read_runs
+from harness.report.tables.answer import find_answers, sentences
 from harness.report.tables.costs import memory_table, speed_table
 from harness.report.tables.differences import NUM_FLIPS, difference_tables, find_differences
 from harness.report.tables.grid import Cell, format_number, mark_best
-from harness.report.tables.scores import accuracy_table, by_category
+from harness.report.tables.scores import accuracy_table, own_averages_table
 from harness.report.tables.writers import escape_latex, latex, markdown, write_table
 from tests.report.synthetic import write_run
 
@@ -48,42 +50,55 @@ def grid(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
-def test_averages_in_markdown(group):
-    table, *_ = by_category(accuracy_table(group))
+def test_scores_in_markdown(group):
+    table = accuracy_table(group)
     found = [[part.strip() for part in line.strip("|").split("|")] for line in grid(markdown(table))]
     assert [found[0], *found[2:]] == [
-        ["Policy", "Budget (tokens)", "all tasks (2/21 tasks, 20/210)", "English and code tasks (2/16 tasks, 20/160)"],
-        ["full", "-", "50.00 [47.0, 53.0]", "50.00 [47.0, 53.0]"],
-        ["bad_one", "256", "17.50 [16.0, 19.0]", "17.50 [16.0, 19.0]"],
-        ["cut_short † 13/20", "256", "47.50 (2/21 tasks, 13/210)", "47.50 (2/16 tasks, 13/160)"],
-        ["good_one", "256", "**47.50** [43.0, 52.0]", "**47.50** [43.0, 52.0]"],
+        [
+            *("Policy", "Budget (tokens)", "all tasks (2/21 tasks, 20/210)"),
+            *("English and code tasks (2/16 tasks, 20/160)", "qasper (qa_f1, 10/10)", "lcc (code_sim, 10/10)"),
+        ],
+        ["full", "-", *["50.00 [47.0, 53.0]"] * 2, "60.00 [54.0, 66.0]", "40.00 [40.0, 40.0]"],
+        ["bad_one", "256", *["17.50 [16.0, 19.0]"] * 2, "15.00 [12.0, 18.0]", "20.00 [20.0, 20.0]"],
+        [
+            *("cut_short † 13/20", "256", "47.50 (2/21 tasks, 13/210)", "47.50 (2/16 tasks, 13/160)"),
+            *("55.00 [46.0, 64.0]", "40.00 (3/10)"),
+        ],
+        [
+            *("good_one", "256", "**47.50** [43.0, 52.0]", "**47.50** [43.0, 52.0]"),
+            *("**55.00** [46.0, 64.0]", "**40.00** [40.0, 40.0]"),
+        ],
     ]
 
 
-def test_tasks_of_a_category_in_latex(group):
-    single_doc = by_category(accuracy_table(group))[1]
-    lines = latex(single_doc).splitlines()
+def test_scores_in_latex(group):
+    lines = latex(accuracy_table(group)).splitlines()
     assert lines[:3] == [
-        r"\begin{table}[t]",
+        r"\begin{table*}[t]",
         r"\centering",
-        r"\caption{Accuracy, tiny on longbench\_mini: single-doc QA.}",
+        r"\caption{Accuracy, tiny on longbench\_mini.}",
     ]
     start = lines.index(r"\toprule")
-    assert lines[start - 1 : -2] == [
-        r"\begin{tabular}{@{}lrrr@{}}",
-        r"\toprule",
-        r"Policy & \begin{tabular}[b]{@{}r@{}}Budget\\{\tiny tokens}\end{tabular} & "
-        r"\begin{tabular}[b]{@{}r@{}}single-doc\\QA\\{\tiny 1/3 tasks}\\{\tiny 10/30}\end{tabular} & "
-        r"\begin{tabular}[b]{@{}r@{}}qasper\\{\tiny qa\_f1}\\{\tiny 10/10}\end{tabular} \\",
-        r"\midrule",
-        r"full & - & 60.00 {\tiny [54.0, 66.0]} & 60.00 {\tiny [54.0, 66.0]} \\",
-        r"bad\_one & 256 & 15.00 {\tiny [12.0, 18.0]} & 15.00 {\tiny [12.0, 18.0]} \\",
-        r"cut\_short $\dagger$ 13/20 & 256 & 55.00 {\tiny [46.0, 64.0]} & 55.00 {\tiny [46.0, 64.0]} \\",
-        r"good\_one & 256 & \textbf{55.00} {\tiny [46.0, 64.0]} & \textbf{55.00} {\tiny [46.0, 64.0]} \\",
-        r"\bottomrule",
-        r"\end{tabular}}",
-    ]
+    assert lines[start - 1 : start + 2 : 2] == [r"\begin{tabular}{@{}lrrrrr@{}}", lines[start + 1]]
+    assert lines[start + 1].startswith(r"Policy & \begin{tabular}[b]{@{}r@{}}Budget\\{\tiny tokens}\end{tabular} & ")
+    assert lines[start + 1].endswith(
+        r"& \begin{tabular}[b]{@{}r@{}}lcc\\{\tiny code\_sim}\\{\tiny 10/10}\end{tabular} \\"
+    )
+    rows = {line.split(" ")[0]: line for line in lines[start + 3 : -3]}
+    assert list(rows) == ["full", r"bad\_one", r"cut\_short", r"good\_one", r"\bottomrule"]
+    assert rows["full"].endswith(r"& 60.00 {\tiny [54.0, 66.0]} & 40.00 {\tiny [40.0, 40.0]} \\")
+    assert rows[r"cut\_short"].startswith(r"cut\_short $\dagger$ 13/20 & 256 & ")
+    assert r"& \textbf{55.00} {\tiny [46.0, 64.0]} & " in rows[r"good\_one"]
     assert "these are not LongBench scores. limit=10: the first 10 rows of each task only." in lines[-2]
+
+
+def test_many_tasks_are_not_printed_with_intervals(tmp_path):
+    write_run(tmp_path, tasks=tuple(PUBLISHED), num_rows=1)
+    (group,) = make_groups(read_runs([tmp_path]))
+    assert [column.title for column in accuracy_table(group).columns if column.in_print][2:] == [
+        "all tasks",
+        "English and code tasks",
+    ]
 
 
 def test_categories_and_tasks_keep_longbench_order(tmp_path):
@@ -91,8 +106,10 @@ def test_categories_and_tasks_keep_longbench_order(tmp_path):
     (group,) = make_groups(read_runs([tmp_path]))
     titles = [column.title for column in accuracy_table(group).columns]
     assert titles[2:] == [
-        *("all tasks", "English and code tasks", "single-doc QA", "multi-doc QA", "summarisation", "code"),
-        *("narrativeqa", "2wikimqa", "gov_report", "repobench-p"),
+        *("all tasks", "English and code tasks", "narrativeqa", "2wikimqa", "gov_report", "repobench-p"),
+    ]
+    assert [column.title for column in own_averages_table(group).columns][2:] == [
+        *("all tasks", "single-doc QA", "multi-doc QA", "summarisation", "code"),
     ]
 
 
@@ -114,9 +131,8 @@ def test_captions_tell_conditions_and_parameters(group):
 
 
 def test_csv_holds_every_score_with_interval_n_and_metric(group, tmp_path):
-    for table in by_category(accuracy_table(group)):
-        write_table(table, tmp_path)
-    frame = pd.read_csv(tmp_path / "accuracy-tiny-longbench_mini-limit10-single-doc_qa.csv")
+    write_table(accuracy_table(group), tmp_path)
+    frame = pd.read_csv(tmp_path / "accuracy-tiny-longbench_mini-limit10.csv")
     row = frame[(frame.policy == "good_one") & (frame.name == "qasper")].iloc[0]
     assert (row.score, row.ci_low, row.ci_high, row.n, row.expected) == (55.0, 46.0, 64.0, 10, 10)
     assert (row.metric, row.options, row.limit) == ("qa_f1", "eps=0.1", 10)
@@ -214,6 +230,31 @@ def test_memory_comes_from_the_pool_and_is_held_against_the_full_cache(group):
         "To full": "20.0",
     }
     assert cells_of(memory_table(group), "full")["To full"] == "-"
+
+
+def test_what_is_not_freed_stands_apart_from_what_is(tmp_path):
+    write_run(tmp_path, tasks=TASKS)
+    thin = {"think": 0.4, "think_window": 32}
+    write_run(tmp_path, "window", 256, tasks=TASKS, options=thin)
+    write_run(tmp_path, "window", 256, tasks=TASKS)
+    (group,) = make_groups(read_runs([tmp_path]))
+    table = memory_table(group)
+    titles = [column.title for column in table.columns]
+    assert titles[-2:] == ["To full", "Nominal saving"], "no run only reads less"
+    assert {(row[0].value, row[-2].text, row[-1].text) for row in table.rows} == {
+        ("full", "-", "-"),
+        ("window (think=0.4, think_window=32)", "20.0", "20.0"),
+        ("window", "20.0", "-"),
+    }
+    assert "Nothing of it is freed, and no other figure counts it." in table.caption
+    group.runs[1].metrics["memory"]["mean_read_share"] = 0.125
+    again = memory_table(group)
+    assert [column.title for column in again.columns][-3:] == ["To full", "Read", "Nominal saving"]
+    assert again.rows[1][-2].text == "12.5"
+    assert [record["read_share"] for record in again.records] == [None, 12.5, None]
+    said = dict(sentences(find_answers(group, find_differences(group))))
+    assert "20 % of the memory (up to 20 % of it saved in name only, not freed)" in said[group.runs[1].series]
+    assert "in name only" not in said[group.runs[2].series]
 
 
 def test_peaks_in_prefill_and_decode_are_told_apart_where_recorded(tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from harness.report.by_length import scores_by_length
+from harness.by_length import scores_by_length
 from harness.run.ranking import has_repeats, is_retrieval, rank, ranking_text, verdict
 from harness.statistics.stats import wilson
 from harness.store.manifest import new_manifest, write_manifest
@@ -104,7 +104,7 @@ def test_scores_by_length_have_a_mean_of_their_tasks():
     }  # fmt: skip
 
 
-def test_longbench_e_has_its_buckets_and_longbench_no_lengths():
+def test_longbench_e_has_its_buckets_and_longbench_powers_of_two_of_tokens():
     rows = [
         prediction("a", 1.0, 100, "qasper"),
         prediction("b", 0.5, 5000, "qasper"),
@@ -114,5 +114,7 @@ def test_longbench_e_has_its_buckets_and_longbench_no_lengths():
     assert [(r["length"], r["task"], r["score"]) for r in found] == [
         ("0-4k", "qasper", 100.0), ("0-4k", "all tasks", 100.0), ("4-8k", "qasper", 50.0), ("4-8k", "all tasks", 50.0),
     ]  # fmt: skip
-    assert scores_by_length(manifest(source="mini"), rows) == []
-    assert scores_by_length(replace(manifest(source="local")), rows) == []
+    rows = [replace(one, num_prompt_tokens=tokens) for one, tokens in zip(rows, (512, 513, 9000), strict=True)]
+    assert [(r["length"], r["score"]) for r in scores_by_length(manifest(source="mini"), rows)] == [
+        ("up to 512", 100.0), ("up to 512", 100.0), ("up to 1024", 50.0), ("up to 1024", 50.0),
+    ]  # fmt: skip

@@ -11,6 +11,7 @@ from harness.errors import UserError
 from harness.run.experiment import plan_run, run
 from harness.store.manifest import read_manifest
 from harness.store.predictions import read_predictions
+from harness.store.prompts import read_prompts
 from tests.scripted_run import COMMAND, GENEROUS_S, only_folder, scripted_config
 
 NEEDLE = ("benchmark=needle", "benchmark.lengths=[700,900]", "benchmark.depths=3")
@@ -37,7 +38,11 @@ def test_a_needle_run_says_where_needles_lie_and_resumes(byte_model, tmp_path, m
         (900, 0.5),
         (900, 1),
     ]
+    prompts = read_prompts(folder)
+    assert set(prompts) == {p.sample_id for p in predictions}
     for p in predictions:
+        needle, _, question = prompts[p.sample_id].question.partition("\n")
+        assert (needle in prompts[p.sample_id].head, question in prompts[p.sample_id].head) == (True, True)
         assert p.num_prompt_tokens + 16 <= p.length
         ((start_, end),), ((first, last),) = p.needle_spans, p.value_spans
         assert 0 <= start_ < first < last <= end <= p.num_prompt_tokens

@@ -4,13 +4,14 @@ Rows have `series`, `x`, `y`, and where known `low` and `high`; `kind` is "level
 drawn as a line across; `tip` is what pointing at a mark says.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import altair as alt
 
 from harness.report.figures.figure import Look
+from harness.report.reading.runs import Budget, budget_text
 
 BAR_STEP = 15
 IMAGE_SIZE = (180, 110)
@@ -23,6 +24,32 @@ class Axes:
     x_title: str | None
     y_title: str | None
     zero: bool
+
+
+def point(
+    panel: str, series: str, x: float | str | None, ends: tuple[float, float | None, float | None], tip: str
+) -> dict[str, Any]:
+    """A row: value, low and high end of its range (None: has none), over `x` (None: a level across)."""
+    y, low, high = (None if end is None else float(f"{end:.5g}") for end in ends)
+    place = {"kind": "level"} if x is None else {"kind": "point", "x": x}
+    return {"panel": panel, "series": series, **place, "y": y, "low": low, "high": high, "tip": tip}
+
+
+def with_budget(name: str, budget: Budget) -> str:
+    """A series with a budget as a series of its own."""
+    return name if budget is None else f"{name} @ {budget_text(budget)}"
+
+
+def budget_unit(
+    rows: Sequence[Mapping[str, Any]], looks: Mapping[str, Look], budgets: Iterable[Budget], axes: Axes
+) -> dict[str, Any]:
+    """Bars where there is one budget at most, else lines over budgets."""
+    names = [row["series"] for row in rows]
+    known = sorted({budget for budget in budgets if budget is not None})
+    if len(known) < 2:
+        return bars(names, looks, axes.y_title)
+    unit = "share of the prompt" if known[-1] < 1 else "tokens per layer and KV head"
+    return over_budgets(names, looks, [budget_text(one) for one in known], replace(axes, x_title=f"Budget ({unit})"))
 
 
 def over_budgets(names: Sequence[str], looks: Mapping[str, Look], budgets: Sequence[str], axes: Axes) -> dict[str, Any]:

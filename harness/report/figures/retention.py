@@ -1,10 +1,11 @@
-"""Figures of what was kept: a map of the prompt by layer, and the tokens of every layer and head."""
+"""Figures of what was kept: a map of the prompt by layer, and how many tokens of it in every layer and head."""
 
 import base64
-import zlib
+import io
 from collections.abc import Sequence
 
 import numpy as np
+from PIL import Image
 
 from harness.report.figures.figure import Figure, Skipped
 from harness.report.figures.marks import IMAGE_SIZE, grid, image
@@ -20,8 +21,7 @@ AVERAGED = (
     "quarter of the samples. Prompts are stretched to one length; the answer is left out."
 )
 HEADS = (
-    "Tokens a layer and KV head still held, mean over samples. Policies that keep the same number in every head are "
-    "left out, unless no policy differs."
+    "Tokens of a prompt that each layer and KV head kept, mean over prompts, of the policies that keep unequally many."
 )
 # Cividis in nine steps, for the pictures; the key is Vega's own scheme of that name.
 CIVIDIS = ("00224e", "123570", "3b496c", "575d6d", "707173", "8a8678", "a59c74", "c3b369", "fee838")
@@ -31,33 +31,25 @@ Recorded = Sequence[tuple[Run, Maps]]
 
 
 def retention_figures(group: Group) -> list[Figure | Skipped]:
-    """A map a phase, panels side by side, and the split over layers and heads."""
+    """A map a phase, panels side by side."""
     recorded = [(run, maps) for run in group.runs if (maps := read_maps(run))]
     if not recorded:
         return [Skipped(f"{NAME}-{group.name}", "no run recorded retained positions")]
-    figures = [figure for phase in PHASE_TITLES if (figure := _map_figure(group, recorded, phase)) is not None]
-    return [*figures, _heads_figure(group, recorded)]
+    return [figure for phase in PHASE_TITLES if (figure := _map_figure(group, recorded, phase)) is not None]
 
 
 def png(shares: np.ndarray) -> str:
     """A picture of [rows, columns] from 0 to 1 as a data address, row 0 at the bottom, every cell sharp."""
-    stops = np.array([[int(colour[at : at + 2], 16) for at in (0, 2, 4)] for colour in CIVIDIS], dtype=float)
+    stops = np.array([list(bytes.fromhex(colour)) for colour in CIVIDIS], dtype=float)
     places = np.linspace(0, 1, len(stops))
     pixels = np.stack([np.interp(shares[::-1], places, stops[:, channel]) for channel in range(3)], axis=-1)
-    down, across = (
-        max(1, round(SCALE * size / cells)) for size, cells in zip(IMAGE_SIZE[::-1], shares.shape, strict=True)
-    )
-    pixels = pixels.round().astype(np.uint8).repeat(down, axis=0).repeat(across, axis=1)
-    height, width, _ = pixels.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, 3 * width)], axis=1)
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes((8, 2, 0, 0, 0))
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
-    content = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+    size = [
+        max(1, round(SCALE * wanted / cells)) * cells
+        for wanted, cells in zip(IMAGE_SIZE, shares.shape[::-1], strict=True)
+    ]
+    content = io.BytesIO()
+    Image.fromarray(pixels.round().astype(np.uint8)).resize(size, Image.Resampling.NEAREST).save(content, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def _map_figure(group: Group, recorded: Recorded, phase: Phase) -> Figure | None:
@@ -81,31 +73,22 @@ def _map_figure(group: Group, recorded: Recorded, phase: Phase) -> Figure | None
     )
 
 
-def _heads_figure(group: Group, recorded: Recorded) -> Figure | Skipped:
-    means = {
-        run.label: np.mean([one.counts for one in found], axis=0)
-        for run, found in _of_phase(recorded, "prefill_end") or _of_phase(recorded, "end")
-        if len({one.counts.shape for one in found}) == 1
-    }
-    uneven = {label: counts for label, counts in means.items() if counts.min() < counts.max()}
+def heads_figure(group: Group) -> Figure | Skipped:
+    """Of runs whose layers and heads keep unequally many tokens."""
+    name = f"kept-by-head-{group.name}"
     rows = [
-        {"panel": label, "x": head, "y": layer, "value": round(float(counts[layer, head]), 1)}
-        | {"tip": f"{label}, layer {layer}, head {head}: {counts[layer, head]:.0f} tokens"}
-        for label, counts in (uneven or means).items()
-        for layer, head in np.ndindex(*counts.shape)
+        {"panel": run.label, "x": head, "y": layer, "value": mean}
+        | {"tip": f"{run.label}, layer {layer}, head {head}: {mean:.0f} tokens, {least:.0f} to {most:.0f}"}
+        for run in group.runs
+        if (kept := run.metrics["kept_by_head"])
+        for layer, heads in enumerate(zip(kept["mean"], kept["least"], kept["most"], strict=True))
+        for head, (mean, least, most) in enumerate(zip(*heads, strict=True))
     ]
-    name = f"{NAME}-heads-{group.name}"
     if not rows:
-        return Skipped(name, "no run recorded retained positions of all heads")
-    return Figure(
-        name=name,
-        title=f"Tokens kept by layer and head, {group.title}",
-        caption=f"{setting(group)} {HEADS}",
-        unit=grid("KV head", "Layer", "Tokens"),
-        rows=rows,
-        panels=list(uneven or means),
-        group=group.name,
-    )
+        return Skipped(name, "in no run layers and heads keep unequally many tokens")
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    title, caption = f"Tokens kept by layer and head, {group.title}", f"{setting(group)} {HEADS}"
+    return Figure(name, title, caption, grid("KV head", "Layer", "Tokens"), rows, panels, group=group.name)
 
 
 def _of_phase(recorded: Recorded, phase: Phase) -> list[tuple[Run, list[RetentionMap]]]:

@@ -5,11 +5,11 @@ from typing import Any
 
 from harness.engines.contract import BlockUsageSample
 from harness.report.figures.figure import Figure, Look, Skipped
-from harness.report.figures.marks import Axes, over_budgets, steps
-from harness.report.figures.scores import block_size_rows, budget_unit
+from harness.report.figures.marks import Axes, budget_unit, over_budgets, point, steps, with_budget
+from harness.report.figures.scores import block_size_rows
 from harness.report.reading.load_tests import FILE_NAME, BenchRow, BenchSetting, has_several, settings
 from harness.report.reading.runs import Group, Run, budget_text
-from harness.report.reading.usage import e2e, read_usage, tpot, ttft
+from harness.report.reading.usage import read_usage, thinned
 from harness.report.tables.conditions import setting, source_of_blocks, speed_warnings, warnings
 from harness.report.tables.costs import mean_answer_tokens, samples_per_s
 from harness.report.tables.grid import format_number
@@ -17,7 +17,7 @@ from harness.report.tables.grid import format_number
 MAX_STEPS = 200
 BLOCK_AXIS = "Block size (tokens)"
 OUTPUT, TOTAL = "output tokens/s", "prompt and output tokens/s"
-LATENCIES = {"ttft": ("TTFT (s)", ttft), "tpot": ("TPOT (s)", tpot), "e2e": ("end to end (s)", e2e)}
+LATENCIES = {"ttft": "TTFT (s)", "tpot": "TPOT (s)", "e2e": "end to end (s)"}
 NO_BENCH = f"no load test ({FILE_NAME}) was found"
 NO_TIMES = "no finished run recorded times"
 BENCH_CAPTION = (
@@ -28,7 +28,6 @@ RUN_CAPTION = (
     "All samples were sent at once; one run a point, no repeats. Answers differ in length (right), and nonsense seldom "
     "stops early: compare samples a second, not tokens."
 )
-LATENCY_CAPTION = "Points: median; bars end at the 99th percentile."
 
 Looks = Mapping[str, Look]
 
@@ -63,33 +62,22 @@ def throughput_figures(groups: Sequence[Group], bench: Sequence[BenchRow], looks
         readers = {"samples/s": samples_per_s, "mean answer (tokens)": mean_answer_tokens}
         timed = [run for run in group.finished if samples_per_s(run) is not None]
         rows = [_run_row(run, panel, read(run)) for panel, read in readers.items() for run in timed]
-        title, caption = f"Throughput, {group.title}", _run_caption(group)
+        title, caption = f"Throughput, {group.title}", " ".join([setting(group), RUN_CAPTION, *speed_warnings(group)])
         figures.append(_figure(f"{name}-{group.name}", title, caption, rows, looks, timed, NO_TIMES, group.name))
     return figures
 
 
-def latency_figures(groups: Sequence[Group], bench: Sequence[BenchRow], looks: Looks) -> list[Figure | Skipped]:
-    """Time to first token, time a token, whole time: median and 99th percentile."""
+def latency_figure(bench: Sequence[BenchRow], looks: Looks) -> Figure | Skipped:
+    """Of load tests the time to the first token, a token after it, and the whole: median and 99th percentile."""
     rows = [
         _bench_row(one, f"{title}: {axis}" if title else axis, f"{key}_p50", f"{key}_p99")
         for title, members in _by_load(bench).items()
-        for key, (axis, _) in LATENCIES.items()
+        for key, axis in LATENCIES.items()
         for one in members
         if one.median(f"{key}_p50") is not None
     ]
-    name, caption = "latency-vs-budget", f"Load tests. {LATENCY_CAPTION}"
-    figures = [_figure(f"{name}-bench", "Latency, load tests", caption, rows, looks, bench, NO_BENCH)]
-    for group in groups:
-        rows = [
-            _run_row(run, axis, times.p50, times.p99)
-            for axis, of in LATENCIES.values()
-            for run in group.finished
-            if (times := of(run.answered)) is not None
-        ]
-        title, caption = f"Latency, {group.title}", f"{_run_caption(group)} {LATENCY_CAPTION}"
-        found = _figure(f"{name}-{group.name}", title, caption, rows, looks, group.finished, NO_TIMES, group.name)
-        figures.append(found)
-    return figures
+    caption = "Load tests. Points: median; bars end at the 99th percentile."
+    return _figure("latency-vs-budget-bench", "Latency, load tests", caption, rows, looks, bench, NO_BENCH)
 
 
 def block_size_figure(groups: Sequence[Group], bench: Sequence[BenchRow], looks: Looks) -> Figure | Skipped:
@@ -100,8 +88,7 @@ def block_size_figure(groups: Sequence[Group], bench: Sequence[BenchRow], looks:
         row = one.rows[0]
         title = f"{_title(row, (row.model, row.load, row.device), bench)}: {TOTAL}"
         named = _bench_row(one, title, "total_tok_s", "total_tok_s")
-        series = named["series"] if row.budget is None else f"{named['series']} @ {budget_text(row.budget)}"
-        place = {"kind": "point", "x": str(row.block_size), "series": series}
+        place = {"kind": "point", "x": str(row.block_size), "series": with_budget(row.series, row.budget)}
         by_load.setdefault(title, []).append(named | place)
     rows += [row for found in by_load.values() if len({row["x"] for row in found}) > 1 for row in found]
     if not rows:
@@ -126,17 +113,14 @@ def _figure(
     if not rows:
         return Skipped(name, reason)
     panels = list(dict.fromkeys(row["panel"] for row in rows))
-    y_title = panels[0] if len(panels) == 1 else None
-    unit = budget_unit(rows, looks, measured, y_title, zero=True)
+    axes = Axes(None, panels[0] if len(panels) == 1 else None, zero=True)
+    unit = budget_unit(rows, looks, (one.budget for one in measured), axes)
     return Figure(name, title, caption, unit, rows, panels, group=group)
 
 
-def _run_row(run: Run, panel: str, value: float | None, high: float | None = None) -> dict[str, Any]:
-    row = {"y": value, "low": None if high is None else value, "high": high}
-    place = {"kind": "level"} if run.budget is None else {"kind": "point", "x": budget_text(run.budget)}
-    until = "" if high is None else f", 99th percentile {format_number(high, 3)}"
-    tip = f"{run.label}, {panel}: {format_number(value or 0.0, 3)}{until}"
-    return {"panel": panel, "series": run.series, **place, **_rounded(row), "tip": tip}
+def _run_row(run: Run, panel: str, value: float) -> dict[str, Any]:
+    tip = f"{run.label}, {panel}: {format_number(value, 3)}"
+    return point(panel, run.series, budget_text(run.budget) or None, (value, None, None), tip)
 
 
 def _bench_row(one: BenchSetting, panel: str, field: str, high_field: str) -> dict[str, Any]:
@@ -144,12 +128,9 @@ def _bench_row(one: BenchSetting, panel: str, field: str, high_field: str) -> di
     values = [getattr(each, field) for each in one.rows if getattr(each, field) is not None]
     middle = one.median(field) or 0.0
     low, high = (min(values), max(values)) if field == high_field else (middle, one.median(high_field))
-    place = {"kind": "level"} if row.budget is None else {"kind": "point", "x": budget_text(row.budget)}
-    budget = "" if row.budget is None else f" @ {budget_text(row.budget)}"
     spread = "" if high is None else f" ({format_number(low, 3)} to {format_number(high, 3)})"
-    tip = f"{row.series}{budget}: {format_number(middle, 3)}{spread}, {len(values)} repeats"
-    ends = _rounded({"y": middle, "low": low, "high": high})
-    return {"panel": panel, "series": row.series, **place, **ends, "tip": tip}
+    tip = f"{with_budget(row.series, row.budget)}: {format_number(middle, 3)}{spread}, {len(values)} repeats"
+    return point(panel, row.series, budget_text(row.budget) or None, (middle, low, high), tip)
 
 
 def _by_load(bench: Sequence[BenchRow]) -> dict[str, list[BenchSetting]]:
@@ -167,14 +148,7 @@ def _title(row: BenchRow, parts: Iterable[str], bench: Sequence[BenchRow]) -> st
     return ", ".join(part for part in ((row.load_test if has_several(bench) else ""), *parts) if part)
 
 
-def _run_caption(group: Group) -> str:
-    return " ".join([setting(group), RUN_CAPTION, *speed_warnings(group)])
-
-
 def _usage_rows(run: Run, usage: Sequence[BlockUsageSample]) -> list[dict[str, Any]]:
-    """At most `MAX_STEPS` rows; of the steps that share one, that with the most blocks, so that peaks stay."""
-    size = -(-len(usage) // MAX_STEPS)
-    chosen = [max(usage[start : start + size], key=_blocks) for start in range(0, len(usage), size)]
     return [
         {
             "panel": run.series,
@@ -183,13 +157,5 @@ def _usage_rows(run: Run, usage: Sequence[BlockUsageSample]) -> list[dict[str, A
             "y": step.blocks,
             "tip": f"{run.label}: {step.blocks} blocks after {step.t_s:.1f} s, {step.running} running",
         }
-        for step in chosen
+        for step in thinned(usage, MAX_STEPS)
     ]
-
-
-def _blocks(step: BlockUsageSample) -> int:
-    return step.blocks
-
-
-def _rounded(row: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {key: None if value is None else float(f"{value:.5g}") for key, value in row.items()}

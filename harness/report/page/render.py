@@ -106,7 +106,7 @@ def _group_section(group: Group, tables: GroupTables) -> str:
         "sentences": [f'<ul class="verdicts">{lines}</ul>'],
         "about": [f"<p>{escape(setting(group))}</p>", f'<ul class="warning">{notes}</ul>' if notes else ""],
         "answer": _tables([tables.answer], said),
-        "accuracy": [html_table(tables.accuracy, said, with_tints=True), *_tables(tables.printed, said)],
+        "accuracy": [html_table(table, said, with_tints=table is tables.scores[0]) for table in tables.scores],
         "differences": _tables(tables.differences, said),
         "costs": _tables(tables.costs, said),
     }

@@ -5,12 +5,12 @@ from typing import Any
 
 from harness.benchmarks.tasks import TASKS
 from harness.report.page.packing import packed
-from harness.report.reading.prompts import Prompt, load_prompts
+from harness.report.reading.prompts import load_prompts
 from harness.report.reading.retention import Maps, read_maps
 from harness.report.reading.runs import Group, Run
 from harness.store.predictions import Prediction
+from harness.store.prompts import Prompt, by_name
 
-MAX_PROMPT_CHARS = 4000
 MAX_MAPS_PER_TASK = 2
 LEVELS = "0123456789abcdef"
 
@@ -68,15 +68,10 @@ class SamplePackets:
 def _choose(by_run: Sequence[Mapping[str, Prediction]], samples_per_task: int) -> dict[str, list[str]]:
     task_of = {sample_id: sample.task for samples in by_run for sample_id, sample in samples.items()}
     chosen: dict[str, list[str]] = {task: [] for task in TASKS}
-    for sample_id in sorted(task_of, key=_natural):
+    for sample_id in by_name(task_of):
         if len(chosen[task_of[sample_id]]) < samples_per_task:
             chosen[task_of[sample_id]].append(sample_id)
     return {task: ids for task, ids in chosen.items() if ids}
-
-
-def _natural(sample_id: str) -> tuple[int, str]:
-    """Order "x-2" before "x-10"."""
-    return len(sample_id), sample_id
 
 
 def _run(run: Run) -> dict[str, Any]:
@@ -84,14 +79,7 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def _prompt(prompt: Prompt | None) -> dict[str, Any] | None:
-    if prompt is None:
-        return None
-    half = MAX_PROMPT_CHARS // 2
-    text = prompt.text
-    if len(text) <= MAX_PROMPT_CHARS:
-        return {"question": prompt.question[-half:], "head": text, "cut": 0, "tail": ""}
-    cut = len(text) - 2 * half
-    return {"question": prompt.question[-half:], "head": text[:half], "cut": cut, "tail": text[-half:]}
+    return None if prompt is None else {key: getattr(prompt, key) for key in ("question", "head", "cut", "tail")}
 
 
 def _answer(one: Prediction) -> dict[str, Any]:

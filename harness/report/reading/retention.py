@@ -1,4 +1,4 @@
-"""From retention records to maps: how much of each stretch of the sequence, and how many tokens, each head kept."""
+"""From retention records to maps: how much of each stretch of the sequence each layer kept."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,11 @@ class RetentionMap:
 
     Attributes:
         shares: [layers, bins], 0 to 1: share of the bin's (KV head, position) pairs that were kept.
-        counts: [layers, KV heads]: tokens kept; one column where all heads share their positions.
         num_tokens: positions the bins span together, from 0 on.
         num_prompt_tokens: positions below it are the prompt.
     """
 
     shares: np.ndarray
-    counts: np.ndarray
     num_tokens: int
     num_prompt_tokens: int
 
@@ -54,9 +52,7 @@ def to_map(record: RetentionRecord, num_bins: int) -> RetentionMap:
     edges = bin_edges(num_tokens, num_bins)
     bin_of = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     shares = np.array([_layer_shares(layer, bin_of, edges) for layer in record.layers])
-    heads = max(len(layer) for layer in record.layers)
-    counts = np.array([[len(layer[min(head, len(layer) - 1)]) for head in range(heads)] for layer in record.layers])
-    return RetentionMap(shares, counts, num_tokens, record.num_prompt_tokens)
+    return RetentionMap(shares, num_tokens, record.num_prompt_tokens)
 
 
 def bin_edges(num_tokens: int, num_bins: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
 from harness.benchmarks.scoring import TaskScore
 from harness.benchmarks.tasks import TASKS
 from harness.errors import UserError
-from harness.report.metrics import run_metrics, task_scores
+from harness.metrics import run_metrics, task_scores
 from harness.store.manifest import FILE_NAME as MANIFEST
 from harness.store.manifest import Manifest, digest, read_manifest
 from harness.store.predictions import FILE_NAME as PREDICTIONS

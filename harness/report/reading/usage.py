@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,19 +16,17 @@ from harness.store.predictions import Prediction
 PERCENTILES = (50, 90, 99)
 
 
-@dataclass(frozen=True)
-class Percentiles:
-    """p50, p90 and p99 of a time in seconds."""
-
-    p50: float
-    p90: float
-    p99: float
-
-
 def read_usage(run: Run) -> Sequence[BlockUsageSample]:
     """The engine steps of a run in order, its sessions one after the other; empty if they were not recorded."""
     path = run.folder / FILE_NAME
     return _read_usage(path, path.stat().st_mtime_ns) if path.exists() else []
+
+
+def thinned(usage: Sequence[BlockUsageSample], most: int) -> list[BlockUsageSample]:
+    """At most so many steps; of the steps that share one, that with the most blocks, so that peaks stay."""
+    size = max(1, -(-len(usage) // most))
+    parts = (usage[start : start + size] for start in range(0, len(usage), size))
+    return [max(part, key=lambda step: step.blocks) for part in parts]
 
 
 def peak_blocks(usage: Sequence[BlockUsageSample], in_prefill: bool) -> int | None:
@@ -54,24 +51,20 @@ def blocks_per_request(usage: Sequence[BlockUsageSample]) -> float | None:
     return sum(step.blocks * seconds for step, seconds in spans) / requests if requests else None
 
 
-def ttft(predictions: Sequence[Prediction]) -> Percentiles | None:
-    """Seconds from arrival in the engine to the first token, waiting included."""
-    return _percentiles([p.ttft_s for p in predictions])
+def latencies(predictions: Sequence[Prediction]) -> dict[str, Sequence[float]]:
+    """p50, p90 and p99 in seconds, of those that were recorded.
 
-
-def tpot(predictions: Sequence[Prediction]) -> Percentiles | None:
-    """Seconds a token after the first: what is left of a request's time by its later tokens, a stop token included."""
-    times = []
-    for p in predictions:
-        num_later = p.num_output_tokens - 1 + (p.finish_reason == "stop")
-        if p.ttft_s is not None and p.e2e_s is not None and num_later > 0:
-            times.append((p.e2e_s - p.ttft_s) / num_later)
-    return _percentiles(times)
-
-
-def e2e(predictions: Sequence[Prediction]) -> Percentiles | None:
-    """Seconds from arrival in the engine to the end of the answer."""
-    return _percentiles([p.e2e_s for p in predictions])
+    `ttft`: from arrival in the engine to the first token, waiting included; `e2e`: to the end of the answer; `tpot`: a
+    token after the first, what is left of a request's time by its later tokens, a stop token included.
+    """
+    timed = [p for p in predictions if p.ttft_s is not None and p.e2e_s is not None]
+    later = [(p.e2e_s - p.ttft_s, p.num_output_tokens - 1 + (p.finish_reason == "stop")) for p in timed]
+    times = {
+        "ttft": [p.ttft_s for p in predictions if p.ttft_s is not None],
+        "tpot": [seconds / tokens for seconds, tokens in later if tokens > 0],
+        "e2e": [p.e2e_s for p in predictions if p.e2e_s is not None],
+    }
+    return {key: np.percentile(found, PERCENTILES).tolist() for key, found in times.items() if found}
 
 
 def total_tokens_per_s(run: Run) -> float | None:
@@ -101,8 +94,3 @@ def _step(row: dict[str, str], offset: float) -> BlockUsageSample:
     """A line of the file; those of older runs do not tell which requests read prompts."""
     t_s, blocks, running = offset + float(row["t_s"]), int(row["blocks"]), int(row["running"])
     return BlockUsageSample(t_s, blocks, running, int(row.get("prefilling", 0)))
-
-
-def _percentiles(times: Sequence[float | None]) -> Percentiles | None:
-    known = [time for time in times if time is not None]
-    return Percentiles(*(float(value) for value in np.percentile(known, PERCENTILES))) if known else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from harness.report.reading.runs import FULL_CACHE_POLICY, Group, Run, budget_text
 from harness.report.tables.conditions import key_cells, key_columns, key_record, setting, speed_warnings, warnings
-from harness.report.tables.costs import request_kv_mib, samples_per_s
+from harness.report.tables.costs import nominal_saving, request_kv_mib, samples_per_s
 from harness.report.tables.differences import Differences
 from harness.report.tables.grid import Cell, Column, Table, interval_text, number_cell
 from harness.statistics.paired import SIGNIFICANT
@@ -120,7 +120,9 @@ def _clause(one: Answer) -> str:
     spread = "" if one.kept_low is None else f" {interval_text(one.kept_low, one.kept_high, 0)}"
     told = "significantly less" if one.kept < 100 else "significantly more"
     verdict = {True: f", {told}", False: ", not told apart", None: ""}[one.is_told_apart]
-    costs = [] if one.memory is None else [f"{one.memory:.0f} % of the memory"]
+    nominal = nominal_saving(one.run)
+    unfreed = "" if nominal is None else f" (up to {nominal:.0f} % of it saved in name only, not freed)"
+    costs = [] if one.memory is None else [f"{one.memory:.0f} % of the memory{unfreed}"]
     costs += [] if one.time is None else [f"{one.time:.0f} % of the time"]
     return f"{at}keeps {one.kept:.0f} %{spread} of the score{verdict}" + (f", with {', '.join(costs)}" if costs else "")
 

@@ -144,49 +144,31 @@ def key_record(run: Run) -> dict[str, Any]:
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """Every run that was found, failed ones included, with what is needed to repeat it."""
-    printed = ("Run", "Status", "Model", "Policy", "Data", "Machine", "Engine")
-    texts = (
-        "Run",
-        "Status",
-        "Model",
-        "Policy",
-        "Parameters",
-        "Data",
-        "Machine",
-        "Engine",
-        "Software",
-        "Code",
-        "Command",
-    )
-    columns = [Column(title, is_text=True, in_print=title in printed) for title in texts]
-    columns[4:4] = [Column("Budget", "tokens"), Column("Block", "tokens")]
-    columns[8:8] = [Column("Samples")]
     caption = "Samples: scored of those asked for. Code: digest of policies, engine and scoring, and the git commit."
     notes = [f"{run.manifest.run_id} failed: {_last_line(run.manifest.error)}" for run in runs if run.manifest.error]
     rows, records = [_run_cells(run) for run in runs], [_run_record(run) for run in runs]
-    return Table("runs", "Runs", caption, columns, rows, 1, notes, records)
+    return Table("runs", "Runs", caption, _RUN_COLUMNS, rows, 1, notes, records)
+
+
+_RUN_COLUMNS = (
+    *(Column(title, is_text=True) for title in ("Run", "Status", "Model", "Policy")),
+    *(Column("Budget", "tokens"), Column("Block", "tokens"), Column("Parameters", is_text=True, in_print=False)),
+    *(Column("Data", is_text=True), Column("Samples"), Column("Machine", is_text=True), Column("Engine", is_text=True)),
+    *(Column(title, is_text=True, in_print=False) for title in ("Software", "Code", "Command")),
+)
 
 
 def _run_cells(run: Run) -> list[Cell]:
     manifest = run.manifest
-    samples = Cell(f"{len(run.predictions)}/{manifest.data['num_rows']}", len(run.predictions))
     benchmark = manifest.config["benchmark"]
-    data = f"{benchmark['name']}, {manifest.data['content_sha256'][:SHORT_DIGEST]}"
+    limit = "" if benchmark["limit"] is None else f", limit {benchmark['limit']}"
     return [
-        text_cell(manifest.run_id),
-        text_cell(manifest.status),
-        text_cell(f"{run.model} ({manifest.config['model']['dtype']})"),
-        text_cell(run.policy),
-        Cell(budget_text(run.budget) or NO_VALUE, run.budget),
-        number_cell(run.block_size),
+        *map(text_cell, (manifest.run_id, manifest.status, f"{run.model} ({manifest.config['model']['dtype']})")),
+        *(text_cell(run.policy), Cell(budget_text(run.budget) or NO_VALUE, run.budget), number_cell(run.block_size)),
         text_cell(assignments(run) or None),
-        text_cell(data if benchmark["limit"] is None else f"{data}, limit {benchmark['limit']}"),
-        samples,
-        text_cell(_device(manifest.hardware)),
-        text_cell(_engine(run)),
-        text_cell(_software(run)),
-        text_cell(_code(run)),
-        text_cell(manifest.command),
+        text_cell(f"{benchmark['name']}, {manifest.data['content_sha256'][:SHORT_DIGEST]}{limit}"),
+        Cell(f"{len(run.predictions)}/{manifest.data['num_rows']}", len(run.predictions)),
+        *map(text_cell, (_device(manifest.hardware), _engine(run), _software(run), _code(run), manifest.command)),
     ]
 
 

@@ -3,19 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from harness.report.reading.runs import Group, Run
 from harness.report.reading.usage import (
-    Percentiles,
+    PERCENTILES,
     blocks_per_request,
-    e2e,
+    latencies,
     mean_blocks,
     peak_blocks,
     read_usage,
     total_tokens_per_s,
-    tpot,
-    ttft,
 )
 from harness.report.tables.conditions import (
     BUDGET_MEANING,
@@ -28,7 +25,7 @@ from harness.report.tables.conditions import (
     speed_warnings,
     warnings,
 )
-from harness.report.tables.grid import Cell, Column, Table, number_cell
+from harness.report.tables.grid import Column, Table, number_cell
 
 MIB = 1024**2
 
@@ -37,13 +34,18 @@ Reader = Callable[[Run], float | None]
 
 @dataclass(frozen=True)
 class Quantity:
-    """One column: its name in CSV, its heading, and how to read it off a run (None: not recorded)."""
+    """One column: its name in CSV, its heading, and how to read it off a run (None: not recorded).
+
+    Attributes:
+        meaning: for the caption; a quantity that needs it stands in the table only where some run has it.
+    """
 
     key: str
     title: str
     unit: str
     digits: int
     read: Reader
+    meaning: str = ""
 
 
 def memory_table(group: Group) -> Table:
@@ -56,13 +58,7 @@ def memory_table(group: Group) -> Table:
         "many requests at once. Resident tokens are those of one layer of one request: the peak is reached while its "
         f"prompt is read, the end is what stays after evictions. {BUDGET_MEANING}."
     )
-    uneven = any(memory_of(run, "mean_kept_tokens") is not None for run in group.runs)
-    if uneven:
-        caption += (
-            " Kept of a prompt: where layers and KV heads keep unequally many tokens, over all of these and prompts."
-        )
-    quantities = [*_MEMORY, *(_KEPT if uneven else ()), to_full]
-    return _table(group, "memory", "KV memory", caption, quantities, warnings(group))
+    return _table(group, "memory", "KV memory", caption, [*_MEMORY, to_full, *_NOT_FREED], warnings(group))
 
 
 def speed_table(group: Group) -> Table:
@@ -76,15 +72,18 @@ def speed_table(group: Group) -> Table:
     return _table(group, "speed", "Speed and evictions", caption, _SPEED, [*warnings(group), *speed_warnings(group)])
 
 
-def memory_of(run: Run, key: str) -> float | None:
-    """A number of `metrics.json`'s memory, None where the engine ended badly."""
-    return run.metrics["memory"].get(key)
-
-
 def request_kv_mib(run: Run) -> float | None:
     """KV memory of a running request in MiB, mean over engine steps: whatever number of requests runs at once."""
-    blocks, size = blocks_per_request(read_usage(run)), memory_of(run, "bytes_per_block")
-    return None if blocks is None or size is None else blocks * size / MIB
+    return _in_mib(run, blocks_per_request(read_usage(run)))
+
+
+def nominal_saving(run: Run) -> float | None:
+    """Percent of the bytes kept that a cache with shorter keys would save at most, None without ThinK.
+
+    Zero key channels stay in memory; keys are half of the bytes.
+    """
+    pruned = run.manifest.config["policy"]["options"].get("think")
+    return 100 * pruned / 2 if pruned else None
 
 
 def samples_per_s(run: Run) -> float | None:
@@ -101,23 +100,30 @@ def _table(
     group: Group, part: str, title: str, caption: str, quantities: Sequence[Quantity], notes: Sequence[str]
 ) -> Table:
     keys = key_columns(group)
-    rows: list[list[Cell]] = []
-    records: list[dict[str, Any]] = []
-    for run in group.runs:
-        values = {one.key: one.read(run) for one in quantities}
-        cells = [number_cell(values[one.key], one.digits) for one in quantities]
-        rows.append([*key_cells(run, group), *cells])
-        records.append(key_record(run) | values)
+    values = [{one.key: one.read(run) for one in quantities} for run in group.runs]
+    shown = [one for one in quantities if not one.meaning or any(row[one.key] is not None for row in values)]
+    meanings = dict.fromkeys(one.meaning for one in shown if one.meaning)
     return Table(
         name=f"{part}-{group.name}",
         title=f"{title}, {group.title}",
-        caption=caption,
-        columns=[*keys, *(Column(one.title, one.unit) for one in quantities)],
-        rows=rows,
+        caption=" ".join([caption, *meanings]),
+        columns=[*keys, *(Column(one.title, one.unit) for one in shown)],
+        rows=[
+            [*key_cells(run, group), *(number_cell(row[one.key], one.digits) for one in shown)]
+            for run, row in zip(group.runs, values, strict=True)
+        ],
         num_keys=len(keys),
         notes=notes,
-        records=records,
+        records=[
+            key_record(run) | {one.key: row[one.key] for one in shown}
+            for run, row in zip(group.runs, values, strict=True)
+        ],
     )
+
+
+def _in_mib(run: Run, blocks: float | None) -> float | None:
+    size = run.metrics["memory"].get("bytes_per_block")
+    return None if blocks is None or size is None else blocks * size / MIB
 
 
 def _share_of_full(group: Group, run: Run) -> float | None:
@@ -126,39 +132,14 @@ def _share_of_full(group: Group, run: Run) -> float | None:
     return 100 * mine / full if mine is not None and full else None
 
 
-def _mib(size: float | None) -> float | None:
-    return None if size is None else size / MIB
+def _recorded(part: str, key: str, factor: float = 1) -> Reader:
+    """A number of `metrics.json`, None where the engine ended badly."""
 
+    def read(run: Run) -> float | None:
+        value = run.metrics[part].get(key)
+        return None if value is None else factor * value
 
-def _speed_of(key: str) -> Reader:
-    return lambda run: run.metrics["speed"][key]
-
-
-def _eviction_of(key: str) -> Reader:
-    return lambda run: run.metrics["eviction"][key]
-
-
-def _memory_of(key: str) -> Reader:
-    return lambda run: memory_of(run, key)
-
-
-def _mean_kv_mib(run: Run) -> float | None:
-    blocks, size = mean_blocks(read_usage(run)), memory_of(run, "bytes_per_block")
-    return None if blocks is None or size is None else blocks * size / MIB
-
-
-def _peak_blocks(in_prefill: bool) -> Reader:
-    return lambda run: peak_blocks(read_usage(run), in_prefill)
-
-
-def _resident_share(run: Run) -> float | None:
-    share = memory_of(run, "mean_resident_share")
-    return None if share is None else 100 * share
-
-
-def _share_evicted(run: Run) -> float | None:
-    share = run.metrics["eviction"]["share_evicted"]
-    return None if share is None else 100 * share
+    return read
 
 
 def _compaction_share(run: Run) -> float | None:
@@ -167,53 +148,65 @@ def _compaction_share(run: Run) -> float | None:
     return 100 * evicting / seconds if seconds and evicting is not None else None
 
 
-def _percentile(of: Callable[[Sequence[Any]], Percentiles | None], name: str, factor: float) -> Reader:
-    def read(run: Run) -> float | None:
-        found = of(run.answered)
-        return None if found is None else factor * getattr(found, name)
+def _latency(key: str, unit: str, factor: float) -> list[Quantity]:
+    def reader(place: int) -> Reader:
+        return lambda run: factor * found[place] if (found := latencies(run.answered).get(key)) else None
 
-    return read
-
-
-def _latency(key: str, of: Callable[[Sequence[Any]], Percentiles | None], unit: str, factor: float) -> list[Quantity]:
     return [
-        Quantity(f"{key}_{name}_{unit}", f"{key.upper()} {name}", unit, 2, _percentile(of, name, factor))
-        for name in ("p50", "p90", "p99")
+        Quantity(f"{key}_p{percent}_{unit}", f"{key.upper()} p{percent}", unit, 2, reader(place))
+        for place, percent in enumerate(PERCENTILES)
     ]
 
 
+_KEPT_MEANING = "Kept of a prompt: where layers and KV heads keep unequally many tokens, over all of these and prompts."
+_READ_MEANING = (
+    "Read: tokens that attention read in decode steps over those resident, where a policy leaves some unread; those "
+    "stay in memory."
+)
+_NOMINAL_MEANING = (
+    "Nominal: what a cache with shorter keys would save at most of the bytes that are kept (ThinK zeroes key "
+    "channels). Nothing of it is freed, and no other figure counts it."
+)
 _MEMORY = (
     Quantity("block_size", "Block", "tokens", 0, lambda run: run.block_size),
-    Quantity("peak_blocks", "Peak blocks", "", 0, _memory_of("peak_blocks")),
-    Quantity("peak_prefill_blocks", "In prefill", "peak blocks", 0, _peak_blocks(in_prefill=True)),
-    Quantity("peak_decode_blocks", "In decode", "peak blocks", 0, _peak_blocks(in_prefill=False)),
-    Quantity("peak_kv_mib", "Peak KV", "MiB", 1, lambda run: _mib(memory_of(run, "peak_kv_bytes"))),
+    Quantity("peak_blocks", "Peak blocks", "", 0, _recorded("memory", "peak_blocks")),
+    Quantity("peak_prefill_blocks", "In prefill", "peak blocks", 0, lambda run: peak_blocks(read_usage(run), True)),
+    Quantity("peak_decode_blocks", "In decode", "peak blocks", 0, lambda run: peak_blocks(read_usage(run), False)),
+    Quantity("peak_kv_mib", "Peak KV", "MiB", 1, _recorded("memory", "peak_kv_bytes", 1 / MIB)),
     Quantity("mean_blocks", "Mean blocks", "", 1, lambda run: mean_blocks(read_usage(run))),
-    Quantity("mean_kv_mib", "Mean KV", "MiB", 1, _mean_kv_mib),
+    Quantity("mean_kv_mib", "Mean KV", "MiB", 1, lambda run: _in_mib(run, mean_blocks(read_usage(run)))),
     Quantity("blocks_per_request", "Blocks a request", "", 1, lambda run: blocks_per_request(read_usage(run))),
     Quantity("request_kv_mib", "KV a request", "MiB", 1, request_kv_mib),
-    Quantity("peak_resident_tokens", "Resident, peak", "tokens, max", 0, _memory_of("peak_resident_tokens")),
-    Quantity("mean_peak_resident_tokens", "Resident, mean peak", "tokens", 0, _memory_of("mean_peak_resident_tokens")),
+    Quantity("peak_resident_tokens", "Resident, peak", "tokens, max", 0, _recorded("memory", "peak_resident_tokens")),
     Quantity(
-        "mean_final_resident_tokens", "Resident, end", "tokens, mean", 0, _memory_of("mean_final_resident_tokens")
+        *("mean_peak_resident_tokens", "Resident, mean peak", "tokens", 0),
+        _recorded("memory", "mean_peak_resident_tokens"),
     ),
-    Quantity("resident_share", "Left, end", "% of a request", 1, _resident_share),
+    Quantity(
+        *("mean_final_resident_tokens", "Resident, end", "tokens, mean", 0),
+        _recorded("memory", "mean_final_resident_tokens"),
+    ),
+    Quantity("resident_share", "Left, end", "% of a request", 1, _recorded("memory", "mean_resident_share", 100)),
+    *(
+        Quantity(key, title, unit, 0, _recorded("memory", key), _KEPT_MEANING)
+        for key, title, unit in (
+            ("mean_kept_tokens", "Kept of a prompt", "tokens, mean"),
+            ("least_kept_tokens", "Least", "of a head"),
+            ("most_kept_tokens", "Most", "of a head"),
+        )
+    ),
 )
-_KEPT = (
-    Quantity("mean_kept_tokens", "Kept of a prompt", "tokens, mean", 0, _memory_of("mean_kept_tokens")),
-    Quantity("least_kept_tokens", "Least", "of a head", 0, _memory_of("least_kept_tokens")),
-    Quantity("most_kept_tokens", "Most", "of a head", 0, _memory_of("most_kept_tokens")),
-)
+_NOT_FREED = (Quantity("nominal_saving", "Nominal saving", "% of what is kept", 1, nominal_saving, _NOMINAL_MEANING),)
 _SPEED = (
     Quantity("samples_per_s", "Samples", "1/s", 3, samples_per_s),
     Quantity("mean_answer_tokens", "Answer", "tokens, mean", 1, mean_answer_tokens),
-    Quantity("output_tokens_per_s", "Output", "tokens/s", 1, _speed_of("output_tokens_per_s")),
+    Quantity("output_tokens_per_s", "Output", "tokens/s", 1, _recorded("speed", "output_tokens_per_s")),
     Quantity("total_tokens_per_s", "Total", "tokens/s", 1, total_tokens_per_s),
-    *_latency("ttft", ttft, "s", 1),
-    *_latency("tpot", tpot, "ms", 1000),
-    *_latency("e2e", e2e, "s", 1),
-    Quantity("share_evicted", "Evicted from", "% of requests", 0, _share_evicted),
-    Quantity("num_evictions", "Evictions", "", 0, _eviction_of("num_evictions")),
+    *_latency("ttft", "s", 1),
+    *_latency("tpot", "ms", 1000),
+    *_latency("e2e", "s", 1),
+    Quantity("share_evicted", "Evicted from", "% of requests", 0, _recorded("eviction", "share_evicted", 100)),
+    Quantity("num_evictions", "Evictions", "", 0, _recorded("eviction", "num_evictions")),
     Quantity("compaction_share", "Compaction", "% of time", 2, _compaction_share),
-    Quantity("num_preemptions", "Preemptions", "", 0, _eviction_of("num_preemptions")),
+    Quantity("num_preemptions", "Preemptions", "", 0, _recorded("eviction", "num_preemptions")),
 )

@@ -89,14 +89,14 @@ def find_differences(group: Group) -> Differences:
 
 
 def difference_tables(group: Group, found: Differences) -> list[Table]:
-    """The means of tasks, then the tasks, then all pairs; those that there is nothing for are left out."""
+    """The means of tasks, the tasks if there are several, all pairs; those that there is nothing for are left out."""
     tables = []
     if found.means or found.notes:
         title = f"Difference to the full cache, {group.title}"
-        tables = [
-            _table(group, f"difference-{group.name}-averages", f"{title}: mean of tasks", found.means, found.notes),
-            _table(group, f"difference-{group.name}-tasks", f"{title}: every task", found.tasks, found.notes),
-        ]
+        name = f"difference-{group.name}"
+        tables = [_table(group, f"{name}-averages", f"{title}: mean of tasks", found.means, found.notes)]
+        if len({one.comparison.name for one in found.tasks}) != 1:
+            tables.append(_table(group, f"{name}-tasks", f"{title}: every task", found.tasks, found.notes))
     if found.pairs:
         title = f"Difference of any two, {group.title}: mean of tasks"
         tables.append(_table(group, f"pairs-{group.name}", title, found.pairs, [], OF_PAIR))

@@ -106,6 +106,11 @@ def interval_text(low: float | None, high: float | None, digits: int = 1) -> str
     return "" if low is None or high is None else f"[{format_number(low, digits)}, {format_number(high, digits)}]"
 
 
+def range_text(value: float, low: float | None, high: float | None) -> str:
+    """A score and its interval."""
+    return f"{format_number(value, 2)} {interval_text(low, high)}".strip()
+
+
 def text_cell(text: str | None) -> Cell:
     """A cell of text, sorted by it."""
     return Cell(NO_VALUE) if text is None else Cell(text, text)

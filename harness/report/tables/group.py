@@ -17,29 +17,31 @@ class GroupTables:
 
     Attributes:
         answers: what the first figure, the sentences and the first table say.
-        accuracy: all averages and tasks.
-        printed: as the field prints them: the papers' 16 tasks, LongBench's own averages.
+        scores: all tasks, then as the field prints them: the papers' 16 tasks, LongBench's own averages.
         costs: memory, speed.
     """
 
     answers: Sequence[Answer]
     answer: Table
-    accuracy: Table
-    printed: Sequence[Table]
+    scores: Sequence[Table]
     differences: Sequence[Table]
     costs: Sequence[Table]
+
+    @property
+    def all(self) -> list[Table]:
+        """Every table, in order."""
+        return [self.answer, *self.scores, *self.differences, *self.costs]
 
 
 def group_tables(group: Group) -> GroupTables:
     """Everything about one group; runs are compared once."""
     differences = find_differences(group)
     answers = find_answers(group, differences)
-    printed = [papers_table(group), own_averages_table(group)]
+    scores = [accuracy_table(group), papers_table(group), own_averages_table(group)]
     return GroupTables(
         answers=answers,
         answer=answer_table(group, answers),
-        accuracy=accuracy_table(group),
-        printed=[table for table in printed if table is not None],
+        scores=[table for table in scores if table is not None],
         differences=[folded(table) for table in difference_tables(group, differences)],
         costs=[folded(memory_table(group)), folded(speed_table(group))],
     )

@@ -33,7 +33,7 @@ def bench_table(rows: Sequence[BenchRow]) -> Table:
         name="bench",
         title="Load tests",
         caption=f"{devices}. {caption}" if devices else caption,
-        columns=_columns(),
+        columns=_COLUMNS,
         rows=[_cells(one) for one in found],
         num_keys=2,
         notes=[f"{name}: {text}." for name, text in sorted(conditions.items())],
@@ -41,53 +41,36 @@ def bench_table(rows: Sequence[BenchRow]) -> Table:
     )
 
 
-def _columns() -> list[Column]:
-    return [
-        Column("Policy", is_text=True),
-        Column("Budget", "tokens"),
-        Column("Load test", is_text=True),
-        Column("Model", is_text=True),
-        Column("Block", "tokens"),
-        Column("Load", is_text=True),
-        Column("Repeats"),
-        Column("Output", "tokens/s"),
-        Column("Total", "tokens/s"),
-        Column("Ratio to full", "output, min to max"),
-        Column("TTFT p50", "s"),
-        Column("TTFT p99", "s"),
-        Column("TPOT p50", "ms"),
-        Column("TPOT p99", "ms"),
-        Column("Peak blocks"),
-        Column("Peak in prefill", "blocks"),
-        Column("Mean KV", "MiB"),
-        Column("Compaction", "% of time"),
-        Column("Preemptions"),
-    ]
+_COLUMNS = (
+    *(Column("Policy", is_text=True), Column("Budget", "tokens"), Column("Load test", is_text=True)),
+    *(Column("Model", is_text=True), Column("Block", "tokens"), Column("Load", is_text=True), Column("Repeats")),
+    *(Column("Output", "tokens/s"), Column("Total", "tokens/s"), Column("Ratio to full", "output, min to max")),
+    *(Column("TTFT p50", "s"), Column("TTFT p99", "s"), Column("TPOT p50", "ms"), Column("TPOT p99", "ms")),
+    *(Column("Peak blocks"), Column("Peak in prefill", "blocks"), Column("Mean KV", "MiB")),
+    *(Column("Compaction", "% of time"), Column("Preemptions")),
+)
 
 
 def _cells(one: BenchSetting) -> list[Cell]:
     row = one.rows[0]
     ratios = [] if row.policy == FULL_CACHE_POLICY else one.ratios("output_tok_s")
+    mib_per_block = (row.bytes_per_block or 0) / MIB or None
+
+    def median_cell(field: str, digits: int = 0, factor: float | None = 1) -> Cell:
+        value = one.median(field)
+        return number_cell(None if value is None or factor is None else factor * value, digits)
+
     return [
         Cell(row.policy, row.series, row.variant),
         Cell(budget_text(row.budget) or NO_VALUE, row.budget),
-        text_cell(row.load_test or None),
-        text_cell(row.model),
-        number_cell(row.block_size),
-        text_cell(row.load or None),
-        number_cell(len(one.rows)),
-        number_cell(one.median("output_tok_s"), 1),
-        number_cell(one.median("total_tok_s"), 1),
-        _ratio_cell(ratios),
-        number_cell(one.median("ttft_p50"), 3),
-        number_cell(one.median("ttft_p99"), 3),
-        number_cell(_scaled(one.median("tpot_p50"), 1000), 1),
-        number_cell(_scaled(one.median("tpot_p99"), 1000), 1),
-        number_cell(one.median("peak_blocks")),
-        number_cell(one.median("peak_prefill_blocks")),
-        number_cell(_scaled(one.median("mean_blocks"), (row.bytes_per_block or 0) / MIB or None), 1),
-        number_cell(_share(one), 2),
-        number_cell(one.median("num_preemptions")),
+        *(text_cell(row.load_test or None), text_cell(row.model), number_cell(row.block_size)),
+        *(text_cell(row.load or None), number_cell(len(one.rows))),
+        *(median_cell("output_tok_s", 1), median_cell("total_tok_s", 1), _ratio_cell(ratios)),
+        *(median_cell("ttft_p50", 3), median_cell("ttft_p99", 3)),
+        *(median_cell("tpot_p50", 1, 1000), median_cell("tpot_p99", 1, 1000)),
+        *(median_cell("peak_blocks"), median_cell("peak_prefill_blocks")),
+        median_cell("mean_blocks", 1, mib_per_block),
+        *(number_cell(_share(one), 2), median_cell("num_preemptions")),
     ]
 
 
@@ -96,10 +79,6 @@ def _ratio_cell(ratios: Sequence[float]) -> Cell:
         return Cell(NO_VALUE)
     low, middle, high = (format_number(value, 2) for value in (min(ratios), median(ratios), max(ratios)))
     return Cell(middle, median(ratios), f"({low} to {high})")
-
-
-def _scaled(value: float | None, factor: float | None) -> float | None:
-    return None if value is None or factor is None else value * factor
 
 
 def _share(one: BenchSetting) -> float | None:

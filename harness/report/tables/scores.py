@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from harness.benchmarks.longbench.aggregates import ENGLISH, OVERALL, Average
-from harness.benchmarks.longbench.own_averages import LANGUAGES, SHORT_NAMES
+from harness.benchmarks.longbench.own_averages import SHORT_NAMES
 from harness.benchmarks.scoring import TaskScore
-from harness.benchmarks.task import OWN
-from harness.benchmarks.tasks import ALL_CATEGORIES, TASKS
+from harness.benchmarks.tasks import TASKS
 from harness.report.reading.runs import FULL_CACHE_POLICY, Group, Run
 from harness.report.tables.conditions import (
     BUDGET_MEANING,
@@ -22,7 +21,7 @@ from harness.report.tables.conditions import (
 )
 from harness.report.tables.grid import NO_VALUE, Cell, Column, Table, format_number, interval_text, mark_best
 
-AVERAGES = "averages"
+MAX_PRINTED_TASKS = 8
 MEANING = (
     "Scores 0 to 100; an average is the mean of its task scores. n/N: samples scored of those the task has. "
     f"{BUDGET_MEANING}. {INTERVAL_MEANING}."
@@ -46,77 +45,43 @@ OWN_AVERAGES = (
 
 
 def accuracy_table(group: Group) -> Table:
-    """All averages and tasks of a group: LongBench's categories and order, then own tasks, 0 to 100."""
-    averages = _averages(group)
-    names = [*averages, *_tasks(group)]
-    columns, cells = zip(*[_column(group, name, averages.get(name)) for name in names], strict=True)
-    keys = key_columns(group)
+    """The mean of all tasks and of the English ones, then all tasks: LongBench's order, then own ones, 0 to 100.
+
+    The mean of a single task is left out. LaTeX has the tasks only where there are few: for many of them papers print
+    `papers_table`.
+    """
+    averages, tasks = _averages(group), _tasks(group)
+    means = [name for name in (group.runs[0].averages[0].name, ENGLISH) if name in averages and len(tasks) > 1]
+    columns = [_column(group, name, averages[name]) for name in means]
+    columns += [_column(group, name, in_print=len(tasks) <= MAX_PRINTED_TASKS) for name in tasks]
     spread = [NO_SPREAD] if any(_has_no_spread(run) for run in group.runs) else []
-    return Table(
-        name=f"accuracy-{group.name}",
-        title=f"Accuracy, {group.title}",
-        caption=" ".join([setting(group), MEANING, MARKS, parameters(group)]),
-        columns=[*keys, *columns],
-        rows=_rows(group, cells),
-        num_keys=len(keys),
-        notes=[*warnings(group), *spread],
-        records=accuracy_records(group),
-    )
-
-
-def by_category(table: Table) -> list[Table]:
-    """The wide table cut for paper: the averages, then a table a category, and own tasks, with tasks and average."""
-    titles = [column.title for column in table.columns]
-    parts = {AVERAGES: [title for title in titles if title in (OVERALL, ENGLISH, OWN, *LANGUAGES)]}
-    for category in ALL_CATEGORIES:
-        names = [name for name in titles if name in TASKS and TASKS[name].category == category]
-        if names:
-            parts[category] = [category, *(f"{category}{ending}" for ending in LANGUAGES.values()), *names]
-    return [_part(table, part, wanted) for part, wanted in parts.items()]
+    caption = f"{MEANING} {MARKS} {parameters(group)}"
+    return _table(group, "accuracy", "Accuracy", caption, columns, notes=spread)
 
 
 def papers_table(group: Group) -> Table | None:
-    """The table of the papers on eviction: 16 tasks in their order and the mean; None without one of the tasks."""
+    """The table of the papers on eviction: 16 tasks in their order and the mean; None with fewer than two."""
     averages = _averages(group)
-    if ENGLISH not in averages:
+    if len(_tasks(group)) < 2 or ENGLISH not in averages:
         return None
     present = [task for task in SHORT_NAMES if task in _tasks(group)]
-    keys = key_columns(group)
-    columns = [Column(SHORT_NAMES[task], _shared_count(group, _counts(group, task))) for task in present]
-    cells = [_marked(group, [_short(run.scores.get(task), run) for run in group.runs]) for task in present]
-    means = averages[ENGLISH]
-    cells.append(_marked(group, [_short(mean, run) for mean, run in zip(means, group.runs, strict=True)]))
+    columns = [_short_column(group, SHORT_NAMES[task], _task_scores(group, task)) for task in present]
+    mean, cells = _short_column(group, "Avg.", averages[ENGLISH])
     count = f"{len(present)} tasks" if len(present) == len(SHORT_NAMES) else f"{len(present)} of 16 tasks"
-    return Table(
-        name=f"papers-{group.name}",
-        title=f"LongBench as papers print it, {group.title}",
-        caption=f"{setting(group)} {PAPERS} {MARKS} Intervals: table of accuracy.",
-        columns=[*keys, *columns, Column("Avg.", count)],
-        rows=_rows(group, cells),
-        num_keys=len(keys),
-        notes=warnings(group),
-        records=[one for one in accuracy_records(group) if one["name"] in (*SHORT_NAMES, ENGLISH)],
-    )
+    caption = f"{PAPERS} {MARKS} Intervals: table of accuracy."
+    columns.append((replace(mean, note=count), cells))
+    return _table(group, "papers", "LongBench as papers print it", caption, columns, (*SHORT_NAMES, ENGLISH))
 
 
 def own_averages_table(group: Group) -> Table | None:
-    """LongBench's own averages and the mean over all tasks; None without a task of LongBench."""
+    """LongBench's own averages and the mean over all tasks; None with fewer than two tasks."""
     averages = _averages(group)
-    if OVERALL not in averages:
+    if len(_tasks(group)) < 2 or OVERALL not in averages:
         return None
     names = [name for name in averages if name != ENGLISH]
-    columns, cells = zip(*[_column(group, name, averages[name]) for name in names], strict=True)
-    keys = key_columns(group)
-    return Table(
-        name=f"longbench-{group.name}",
-        title=f"LongBench's own averages, {group.title}",
-        caption=f"{setting(group)} {OWN_AVERAGES} {INTERVAL_MEANING}. {MARKS}",
-        columns=[*keys, *columns],
-        rows=_rows(group, cells),
-        num_keys=len(keys),
-        notes=warnings(group),
-        records=[one for one in accuracy_records(group) if one["name"] in names],
-    )
+    columns = [_column(group, name, averages[name]) for name in names]
+    caption = f"{OWN_AVERAGES} {INTERVAL_MEANING}. {MARKS}"
+    return _table(group, "longbench", "LongBench's own averages", caption, columns, names)
 
 
 def accuracy_records(group: Group) -> list[dict[str, Any]]:
@@ -155,30 +120,51 @@ def _averages(group: Group) -> dict[str, list[Average | None]]:
     return {name: column for name, column in found.items() if any(column)}
 
 
-def _column(group: Group, name: str, averages: Sequence[Average | None] | None) -> tuple[Column, list[Cell]]:
+def _task_scores(group: Group, task: str) -> list[TaskScore | None]:
+    return [run.scores.get(task) for run in group.runs]
+
+
+def _column(
+    group: Group, name: str, averages: Sequence[Average | None] | None = None, in_print: bool = True
+) -> tuple[Column, list[Cell]]:
     """The column of an average, or of a task where there is none of that name."""
-    scores = averages or [run.scores.get(name) for run in group.runs]
+    scores = averages or _task_scores(group, name)
     counts = [_count(one) for one in scores]
     shared = _shared_count(group, counts)
     note = shared if averages else ", ".join(filter(None, [TASKS[name].metric, shared]))
     cells = [_cell(one, "" if count == shared else count) for one, count in zip(scores, counts, strict=True)]
-    return Column(name, note), _marked(group, cells)
+    return Column(name, note, in_print=in_print), _marked(group, cells)
 
 
-def _rows(group: Group, columns: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
-    keys = [key_cells(run, group) for run in group.runs]
-    return [[*key, *cells] for key, *cells in zip(keys, *columns, strict=True)]
+def _short_column(group: Group, title: str, scores: Sequence[TaskScore | Average | None]) -> tuple[Column, list[Cell]]:
+    """Without intervals; the count stays where a run is not finished."""
+    counts = [_count(one) for one in scores]
+    details = [f"({n})" if n and not run.is_finished else "" for n, run in zip(counts, group.runs, strict=True)]
+    cells = [replace(_cell(one, ""), detail=detail) for one, detail in zip(scores, details, strict=True)]
+    return Column(title, _shared_count(group, counts)), _marked(group, cells)
 
 
-def _part(table: Table, part: str, wanted: Sequence[str]) -> Table:
-    chosen = [n for n, column in enumerate(table.columns) if n < table.num_keys or column.title in wanted]
-    return replace(
-        table,
-        name=f"{table.name}-{part.lower().replace(' ', '_')}",
-        title=f"{table.title}: {part}",
-        columns=[table.columns[index] for index in chosen],
-        rows=[[row[index] for index in chosen] for row in table.rows],
-        records=[record for record in table.records if record["name"] in wanted],
+def _table(
+    group: Group,
+    part: str,
+    title: str,
+    caption: str,
+    columns: Sequence[tuple[Column, Sequence[Cell]]],
+    names: Sequence[str] | None = None,
+    notes: Sequence[str] = (),
+) -> Table:
+    """A row a run; its records are those of `names`, or all."""
+    keys = key_columns(group)
+    rows = zip(group.runs, *(cells for _, cells in columns), strict=True)
+    return Table(
+        name=f"{part}-{group.name}",
+        title=f"{title}, {group.title}",
+        caption=f"{setting(group)} {caption}",
+        columns=[*keys, *(column for column, _ in columns)],
+        rows=[[*key_cells(run, group), *cells] for run, *cells in rows],
+        num_keys=len(keys),
+        notes=[*warnings(group), *notes],
+        records=[one for one in accuracy_records(group) if names is None or one["name"] in names],
     )
 
 
@@ -197,20 +183,11 @@ def _cell(one: TaskScore | Average | None, count: str) -> Cell:
     return Cell(format_number(one.score, 2), one.score, detail, one.ci_low, one.ci_high)
 
 
-def _short(one: TaskScore | Average | None, run: Run) -> Cell:
-    """A cell without its interval; the count stays where the run is not finished."""
-    return replace(_cell(one, ""), detail="" if one is None or run.is_finished else f"({_count(one)})")
-
-
 def _count(one: TaskScore | Average | None) -> str:
     if one is None:
         return ""
     tasks = f"{one.num_tasks}/{one.expected_tasks} tasks, " if isinstance(one, Average) else ""
     return f"{tasks}{one.n}/{one.expected}"
-
-
-def _counts(group: Group, task: str) -> list[str]:
-    return [_count(run.scores.get(task)) for run in group.runs]
 
 
 def _shared_count(group: Group, counts: Sequence[str]) -> str:

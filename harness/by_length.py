@@ -1,4 +1,4 @@
-"""Scores by prompt length: RULER and the needle grid by the tokens asked for, LongBench-E by its buckets of words."""
+"""Scores by prompt length: set by the benchmark, LongBench-E's buckets of words, else powers of two of tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,24 +12,21 @@ from harness.store.manifest import Manifest
 from harness.store.predictions import Prediction
 
 ALL_TASKS = "all tasks"
+SMALLEST_LENGTH = 512
 
 
 def scores_by_length(manifest: Manifest, predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """One record a length and task, and one a length with the mean over its tasks (`task` is ALL_TASKS).
 
-    Scores run from 0 to 100. `length` is the number of tokens, or LongBench-E's name of the bucket; lengths ascend.
-    Empty for a benchmark without lengths.
+    Scores run from 0 to 100. `length` is the number of tokens that the benchmark set, LongBench-E's bucket, or
+    "up to" a power of two of prompt tokens; lengths ascend.
     """
     in_cell: dict[tuple[int | str, str], list[Prediction]] = {}
     for prediction in predictions:
-        label = _label(manifest, prediction)
-        if label is not None and prediction.score is not None:
-            in_cell.setdefault((label, prediction.task), []).append(prediction)
-    lengths = sorted(
-        {label for label, _ in in_cell}, key=lambda label: BUCKETS.index(label) if label in BUCKETS else label
-    )
+        if prediction.score is not None:
+            in_cell.setdefault((_length(manifest, prediction), prediction.task), []).append(prediction)
     records = []
-    for length in lengths:
+    for length in sorted({length for length, _ in in_cell}, key=order):
         scores = {task: _score(task, in_cell[length, task]) for task in TASKS if (length, task) in in_cell}
         mean = average(ALL_TASKS, scores, {task: score.n for task, score in scores.items()})
         records += [_record(length, task, score) for task, score in scores.items()]
@@ -37,11 +34,26 @@ def scores_by_length(manifest: Manifest, predictions: Sequence[Prediction]) -> l
     return records
 
 
-def _label(manifest: Manifest, prediction: Prediction) -> int | str | None:
+def length_axis(manifest: Manifest) -> str:
+    """What the lengths of a run are."""
+    benchmark = manifest.config["benchmark"]
+    if benchmark["source"] in TASKS_OF:
+        return "Length set by the benchmark (tokens)"
+    return "Length of the row (LongBench-E: words)" if benchmark["longbench_e"] else "Prompt tokens"
+
+
+def order(length: int | str) -> int:
+    """Where a length stands among others of its kind."""
+    return BUCKETS.index(length) if length in BUCKETS else int(str(length).split(" ")[-1])
+
+
+def _length(manifest: Manifest, prediction: Prediction) -> int | str:
     benchmark = manifest.config["benchmark"]
     if benchmark["source"] in TASKS_OF:
         return prediction.length
-    return bucket_of(prediction.length) if benchmark["longbench_e"] else None
+    if benchmark["longbench_e"]:
+        return bucket_of(prediction.length)
+    return f"up to {max(SMALLEST_LENGTH, 1 << (prediction.num_prompt_tokens - 1).bit_length())}"
 
 
 def _score(task: str, members: Sequence[Prediction]) -> TaskScore:

@@ -12,7 +12,7 @@ from harness.benchmarks.longbench.aggregates import overall_average
 from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import TaskScore, task_score
 from harness.benchmarks.tasks import TASKS
-from harness.report.by_length import scores_by_length
+from harness.by_length import scores_by_length
 from harness.store.manifest import Manifest, Session
 from harness.store.predictions import Prediction
 
