@@ -136,7 +136,7 @@ def test_another_class_under_a_name_is_another_run(sources, changed):
         "harness/models.py",
         "harness/engines/kvpress/worker.py",
         "harness/engines/hf/selection.py",
-        "harness/report/metrics.py",
+        "harness/metrics.py",
         "mine.py",
         "beside.py",
     ],

@@ -88,7 +88,7 @@ def test_alone_it_has_a_mean_of_its_own(tmp_path):
 def test_document_and_page_show_it(tmp_path, instead):
     group_of(tmp_path / "runs", instead)
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "report"), *PAPER]) == 0
-    assert re.search(r"\| riddles +\|", (tmp_path / "report" / "report.md").read_text())
+    assert re.search(r"\| +riddles \(qa_f1", (tmp_path / "report" / "report.md").read_text())
     assert '/riddles"' in (tmp_path / "report" / "report.html").read_text()
 
 

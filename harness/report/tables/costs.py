@@ -196,7 +196,12 @@ _MEMORY = (
         )
     ),
 )
-_NOT_FREED = (Quantity("nominal_saving", "Nominal saving", "% of what is kept", 1, nominal_saving, _NOMINAL_MEANING),)
+_NOT_FREED = (
+    Quantity(
+        *("read_share", "Read", "% of what is kept", 1), _recorded("memory", "mean_read_share", 100), _READ_MEANING
+    ),
+    Quantity("nominal_saving", "Nominal saving", "% of what is kept", 1, nominal_saving, _NOMINAL_MEANING),
+)
 _SPEED = (
     Quantity("samples_per_s", "Samples", "1/s", 3, samples_per_s),
     Quantity("mean_answer_tokens", "Answer", "tokens, mean", 1, mean_answer_tokens),
