@@ -59,6 +59,8 @@ class Policy(ABC):
         reads_less: True if `read` chooses which pages of what is kept are read at each decode step.
         read_signals: what `read` needs beside the queries.
         full_read_layers: so many first layers always read all they keep.
+        lenders: for each layer the one whose keys and values it attends, itself or an earlier one; None if all attend
+            their own. Ragged policies without signals only.
         sentence_ends: token ids that end a sentence, of policies that read `ReadSignal.SENTENCES`.
     """
 
@@ -78,6 +80,7 @@ class Policy(ABC):
     read_signals: ClassVar[frozenset[ReadSignal]] = frozenset()
     full_read_layers: ClassVar[int] = 0
     sentence_ends: ClassVar[Sequence[int] | None] = None
+    lenders: ClassVar[Sequence[int] | None] = None
 
     budget: int
     block_size: int

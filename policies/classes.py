@@ -13,12 +13,14 @@ import torch
 from policies.base import Phase, Policy, Ranking, Unit, View
 from policies.shares import split_by_wishes
 
+NOTHING = -1e9
+"""Wish in tokens of a row that should get no page that another one can fill."""
 Rows = Sequence[Sequence[bool]]
 """By layer and KV head: whether it keeps everything."""
 
 
-def with_whole_rows(policy: Policy, whole: Rows) -> Policy:
-    """A copy that knows which rows of the model keep everything.
+def with_whole_rows(policy: Policy, whole: Rows, lenders: Sequence[int] | None = None) -> Policy:
+    """A copy that knows which rows of the model keep everything, and which layers attend another one's.
 
     Raises:
         ValueError: all rows do.
@@ -26,14 +28,22 @@ def with_whole_rows(policy: Policy, whole: Rows) -> Policy:
     if all(map(all, whole)):
         raise ValueError(f"policy={policy.name} leaves all heads whole, so nothing is evicted. Use policy=full.")
     bound = object.__new__(type(policy))
-    vars(bound).update(vars(policy) | {"whole_rows": whole})
+    vars(bound).update(vars(policy) | {"whole_rows": whole, "lenders": lenders})
     return bound
 
 
 class WholeRows:
-    """Plan and split of a policy, for the classes that `for_model` puts in `whole_rows`."""
+    """Plan and split of a policy, for the classes that `for_model` puts in `whole_rows`.
+
+    A layer that attends another one's keys and values (`Policy.lenders`) keeps one page of its own, the newest, which
+    nobody reads: a block of the pool is a page of each layer and head.
+    """
 
     whole_rows: Rows | None = None
+
+    def borrows(self, layer: int) -> bool:
+        """Whether a layer attends the keys and values of another."""
+        return self.lenders is not None and self.lenders[layer] != layer
 
     def plan_classes(self, phase: Phase, num_resident: int, num_seen: int | None) -> int:
         """Tokens that a row keeps on average, the whole ones all `num_seen`; in decode only when the newest is full.
@@ -47,10 +57,14 @@ class WholeRows:
         rest = (num_seen - 1) % self.block_size + 1
         if phase is Phase.DECODE and rest < self.block_size:
             return num_resident
-        flags = [flag for layer in self.whole_rows for flag in layer]
         pages = (num_seen - rest) // self.block_size + 1
-        total = sum(pages if flag else min(pages, self.budget // self.block_size) for flag in flags)
-        mean_pages = -(-total // len(flags))
+        window = min(pages, self.budget // self.block_size)
+        counts = [
+            1 if self.borrows(layer) else pages if flag else window
+            for layer, flags in enumerate(self.whole_rows)
+            for flag in flags
+        ]
+        mean_pages = -(-sum(counts) // len(counts))
         return min(num_resident, (mean_pages - 1) * self.block_size + rest)
 
     def split_classes(self, ranking: Ranking) -> torch.Tensor:
@@ -61,6 +75,8 @@ class WholeRows:
             for head, flag in enumerate(flags):
                 whole[layer, :, head] = flag
         wishes = ranking.lengths.double().where(whole, budget)
+        for layer in filter(self.borrows, range(len(self.whole_rows))):
+            wishes[layer] = NOTHING
         return split_by_wishes(ranking, wishes, over_layers=True)
 
 

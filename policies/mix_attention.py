@@ -1,4 +1,4 @@
-"""MixAttention (Rajput et al., arXiv 2409.15012) without its training: a window on most layers."""
+"""MixAttention (Rajput et al., arXiv 2409.15012) without its training: windows, and layers that share a cache."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -12,15 +12,20 @@ class MixAttention(WindowOrAll):
     """Every `full_every`-th layer keeps all tokens; each other layer keeps the C most recent ones.
 
     Source: the paper, whose models are trained so, and the blog of Character.AI that it follows (one layer in six is
-    full, a window of 1,024). This is a simulation on a model that was not trained for it, so its quality says little
-    about theirs: the whole prompt is attended in full by all layers and the window is cut afterwards; layers do not
-    share each other's keys and values. What it shows is the memory, and which layers can do with a window.
+    full, a window of 1,024; neighbours share). This is a **simulation** on a model that was not trained for it, so its
+    quality says nothing about theirs: the prompt is attended in full by all layers and the window is cut afterwards,
+    and a layer that attends another one's keys and values, which `share` above 1 asks for, was never taught to. What it
+    shows is the memory, and which layers can do with a window.
+
+    Of a layer that borrows nothing but its newest page stays once the prompt was attended: a block of the pool is a
+    page of every layer. While the prompt is attended its pages are there and unused.
 
     Needs positions only. Acts once the prompt was attended and whenever the newest block is full; blocks are freed as
     in `head_classes`.
 
     Attributes:
         full_every: 1 in so many layers is full.
+        share: so many neighbouring windowed layers attend the keys and values of the first of them; 1: none does.
         full_first: the first of them. Long contexts depend on which layers are full, the paper finds.
         protect_first: sinks of the windowed layers, 0 as in the paper.
     """
@@ -29,11 +34,13 @@ class MixAttention(WindowOrAll):
 
     full_every: int = 6
     full_first: int = 0
+    share: int = 1
 
     def __post_init__(self) -> None:
         """Check this policy's own options, then the common ones."""
         check_range("policy.options.full_every", self.full_every, 2)
         check_range("policy.options.full_first", self.full_first, 0)
+        check_range("policy.options.share", self.share, 1)
         super().__post_init__()
 
     def for_model(self, num_layers: int, num_kv_heads: int) -> Self:
@@ -44,4 +51,14 @@ class MixAttention(WindowOrAll):
         """
         check_range("policy.options.full_first", self.full_first, 0, num_layers - 1, f"a model of {num_layers} layers")
         full = set(range(self.full_first, num_layers, self.full_every))
-        return with_whole_rows(self, [[layer in full] * num_kv_heads for layer in range(num_layers)])
+        whole = [[layer in full] * num_kv_heads for layer in range(num_layers)]
+        return with_whole_rows(self, whole, self._lenders(full, num_layers) if self.share > 1 else None)
+
+    def _lenders(self, full: set[int], num_layers: int) -> tuple[int, ...]:
+        """For each layer the one whose keys and values it attends."""
+        lenders: list[int] = []
+        for layer in range(num_layers):
+            lender = lenders[-1] if lenders else layer
+            alone = layer in full or lender in full or layer - lender == self.share
+            lenders.append(layer if alone else lender)
+        return tuple(lenders)

@@ -21,6 +21,7 @@ RAGGED_CASES = [
     ("kv_compress", {"protect_last": 16, "protect_first": 4, "scope": "layer", "window": 8}),
     ("head_classes", {"heads": WHOLE}),
     ("mix_attention", {"full_every": 3, "full_first": 1}),
+    ("mix_attention", {"full_every": 3, "share": 2}),
     ("corm", {"window": 8, "protect_last": 24}),
     ("inverse_key_l2", {"skip_layers": 1}),
     ("expected_attention", {"head_adaptive": True, "epsilon": 0.01}),

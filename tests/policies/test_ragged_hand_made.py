@@ -165,6 +165,24 @@ def test_mix_attention_windows_most_layers():
     assert kept == [[[12, 13, 14, 15]], [list(range(16))], [[12, 13, 14, 15]]]
 
 
+def test_a_layer_that_borrows_keeps_one_page():
+    options = {"full_every": 4, "share": 2}
+    policy = build_policy("mix_attention", budget=6, block_size=2, options=options).for_model(8, 1)
+    assert policy.lenders == (0, 1, 1, 3, 4, 5, 5, 7)
+    kept = keep(policy, [bare_view(positions=range(16)) for _ in range(8)])
+    # 8 + 3 + 1 + 3 + 8 + 3 + 1 + 3 pages are 4 blocks of 8, less 2 pages, which the windows get
+    assert counts(kept) == [[16], [8], [2], [8], [16], [6], [2], [6]]
+    assert kept[2] == kept[6] == [[14, 15]]
+
+
+def test_neighbours_share_up_to_the_next_full_layer():
+    lenders = {}
+    for share in (1, 2, 3, 9):
+        policy = build_policy("mix_attention", budget=6, block_size=2, options={"full_every": 6, "share": share})
+        lenders[share] = policy.for_model(8, 1).lenders
+    assert lenders == {1: None, 2: (0, 1, 1, 3, 3, 5, 6, 7), 3: (0, 1, 1, 1, 4, 4, 6, 7), 9: (0, 1, 1, 1, 1, 1, 6, 7)}
+
+
 def test_inverse_key_l2_skips_the_first_layers():
     policy = build_policy("inverse_key_l2", budget=4, block_size=2, options={"skip_layers": 1}).for_model(3, 1)
     keys = torch.tensor([5.0, 1, 5, 1, 5, 1, 5, 1, 5, 5])[None, None, :, None]

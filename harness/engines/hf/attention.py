@@ -75,6 +75,8 @@ def attend(
         zip(layer.heads, group_queries, key[0], value[0], strict=True)
     ):
         head.append(positions, keys, values)
+        if reference_cache.lenders is not None:
+            head = reference_cache.layers[reference_cache.lenders[module.layer_idx]].heads[index]
         if reference_cache.reader is None or not reference_cache.reader.chooses(module.layer_idx, positions):
             outputs.append(_attend_head(head, queries, positions, scaling, reference_cache.first_squared))
             continue

@@ -3,7 +3,7 @@
 Letters as in `policies.base`: H KV heads, Q query heads, T resident tokens in slot order, D head size.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -131,6 +131,7 @@ class ReferenceCache:
         first_squared: position of the first query whose squared attention is summed.
         num_seen: tokens attended so far, evicted ones too; the next position.
         reader: chooses what decode steps read; None where that is everything.
+        lenders: for each layer the one whose keys and values it attends; None where all attend their own.
     """
 
     layers: list[LayerCache]
@@ -139,6 +140,7 @@ class ReferenceCache:
     first_squared: int = 0
     num_seen: int = 0
     reader: "Reader | None" = None
+    lenders: Sequence[int] | None = None
 
     @classmethod
     def empty(

@@ -183,6 +183,7 @@ class _Request:
         self.cache = ReferenceCache.empty(shape, self.num_prompt_tokens, keep_queries, first_squared)
         if Signal.QUERY_MOMENTS in self.policy.signals or self.policy.cache_positions:
             self.rotary = Rotary.of(self.model, shape.head_size)
+        self.cache.lenders = self.policy.lenders
         if self.policy.reads_less:
             self.cache.reader = Reader(self.policy, self.num_prompt_tokens, shape.num_layers, shape.num_kv_heads)
 

@@ -165,6 +165,9 @@ def _classes(policy: Policy, candidates: Candidates, layers: Iterable[int]) -> d
         [float(len(row)) if whole else float(budget) for row, whole in zip(heads, flags, strict=True)]
         for heads, flags in zip(candidates.rows, policy.whole_rows, strict=True)
     ]
+    for layer, lender in enumerate(policy.lenders or ()):
+        if lender != layer:  # nobody reads what it keeps
+            wishes[layer] = [-1e9] * len(wishes[layer])
     return candidates.give_by_wishes(layers, wishes)
 
 

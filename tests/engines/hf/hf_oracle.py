@@ -1,6 +1,6 @@
 """What transformers itself computes when each layer and head may look only at the keys that a trace says were kept."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -83,8 +83,31 @@ def layer_masks(model: PreTrainedModel, masks: torch.Tensor) -> Iterator[list[to
         yield queries
 
 
+@contextmanager
+def shared_projections(model: PreTrainedModel, lenders: Sequence[int]) -> Iterator[None]:
+    """Give each layer the keys and values that its lender has projected, before RoPE."""
+    projected: dict[tuple[int, str], torch.Tensor] = {}
+
+    def hook(layer: int, name: str) -> Callable[[torch.nn.Module, tuple, torch.Tensor], torch.Tensor]:
+        def exchange(module: torch.nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+            return projected.setdefault((lenders[layer], name), output)
+
+        return exchange
+
+    with ExitStack() as stack:
+        for index, layer in enumerate(model.model.layers):
+            for name in ("k_proj", "v_proj"):
+                handle = getattr(layer.self_attn, name).register_forward_hook(hook(index, name))
+                stack.callback(handle.remove)
+        yield
+
+
 def masked_forward(
-    model: PreTrainedModel, prompt: list[int], trace: ReferenceTrace, chunk: int | None = None
+    model: PreTrainedModel,
+    prompt: list[int],
+    trace: ReferenceTrace,
+    chunk: int | None = None,
+    lenders: Sequence[int] | None = None,
 ) -> MaskedForward:
     """Run transformers' eager attention over the whole text under the masks of the trace.
 
@@ -93,10 +116,13 @@ def masked_forward(
         prompt: prompt tokens.
         trace: what the reference did with it.
         chunk: prompt tokens a forward; None = the whole prompt in one.
+        lenders: see `Policy.lenders`.
     """
-    kept_after = {decision.num_seen: decision.kept for decision in trace.decisions}
+    lenders = range(model.config.num_hidden_layers) if lenders is None else lenders
+    kept_after = {one.num_seen: [one.kept[lender] for lender in lenders] for one in trace.decisions}
     spans = forwards(len(trace.steps), len(prompt), chunk or len(prompt))
-    return forward_under(model, prompt + trace.token_ids, kept_after, spans)
+    with shared_projections(model, lenders):
+        return forward_under(model, prompt + trace.token_ids, kept_after, spans)
 
 
 def forward_under(

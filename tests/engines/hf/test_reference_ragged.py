@@ -33,7 +33,7 @@ def test_logits_equal_transformers_masked_to_the_kept_keys(case, model):
     policy, trace = case
     assert trace.decisions[0].phase is Phase.PREFILL_END
     assert len(trace.decisions) > 1 or policy.decode_unit is Unit.NONE
-    oracle = masked_forward(model, PROMPT, trace)
+    oracle = masked_forward(model, PROMPT, trace, lenders=policy.lenders)
     torch.testing.assert_close(trace.logits, oracle.logits[len(PROMPT) - 1 :], atol=1e-4, rtol=1e-4)
 
 

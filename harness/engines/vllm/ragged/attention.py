@@ -26,6 +26,7 @@ class ByHead(_Base):
     pages: torch.Tensor
     steps: HeadSteps
     reading: Reading | None
+    writes: bool
 
     def forward(
         self,
@@ -63,9 +64,11 @@ class ByHead(_Base):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """As stock, by head: keys and values [tokens, H, D] become [tokens x H, 1, D]."""
+        """As stock, by head: keys and values [tokens, H, D] become [tokens x H, 1, D]; not of a layer that borrows."""
         if not self.steps.active:
             self.stock.do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+            return
+        if not self.writes:
             return
         keys, values = (new.reshape(-1, 1, self.head_size) for new in (key, value))
         super().do_kv_cache_update(layer, keys, values, self.pages, slot_mapping)
@@ -74,7 +77,7 @@ class ByHead(_Base):
 
 
 def by_head(
-    impl: AttentionImpl, index: int, pages: torch.Tensor, steps: HeadSteps, reading: Reading | None
+    impl: AttentionImpl, index: int, pages: torch.Tensor, steps: HeadSteps, reading: Reading | None, *, writes: bool
 ) -> AttentionImpl:
     """The same attention implementation over pages.
 
@@ -84,8 +87,9 @@ def by_head(
         pages: of all layers, [pages, 1, B, 2 D].
         steps: the step under way.
         reading: asks what is read; None where that is all.
+        writes: False if the layer reads what another one writes.
     """
     wrapped = object.__new__(type("ByHead", (ByHead, type(impl)), {}))
     vars(wrapped).update(vars(impl), num_heads=impl.num_heads // impl.num_kv_heads, num_kv_heads=1)
-    vars(wrapped).update(index=index, stock=impl, pages=pages, steps=steps, reading=reading)
+    vars(wrapped).update(index=index, stock=impl, pages=pages, steps=steps, reading=reading, writes=writes)
     return wrapped

@@ -47,12 +47,13 @@ class RaggedRunning(EvictionRunning):
         policy = self.eviction_policy
         refuse_ragged(policy, layers, groups, layout, self.compilation_config.cudagraph_mode)
         table = PageTable(layout.grid, self.max_num_reqs, self._width(policy.block_size))
-        self._steps = HeadSteps(table, self.max_num_tokens, policy.block_size, self._make_buffer)
+        self._steps = HeadSteps(table, self.max_num_tokens, policy.block_size, self._make_buffer, policy.lenders)
         if policy.reads_less:
             self.eviction_policy = policy = policy.for_vocabulary(lambda: token_texts(self.model_config))
             self.reading = self._make_reading(layout)
         for index, layer in enumerate(layers):
-            layer.impl = by_head(layer.impl, index, layout.pages[:, None], self._steps, self.reading)
+            writes = policy.lenders is None or policy.lenders[index] == index
+            layer.impl = by_head(layer.impl, index, layout.pages[:, None], self._steps, self.reading, writes=writes)
         self._head_builder = self._build_builder()
 
     def _make_reading(self, layout: CacheLayout) -> Reading:
@@ -123,10 +124,10 @@ class RaggedRunning(EvictionRunning):
         """Find the pages of this step's tokens and write their positions there.
 
         While no request of the batch was evicted from, pages follow from blocks and the step is a stock one, unless
-        less is read than is kept.
+        other pages are read than the layer's own, or fewer.
         """
         self._steps.active = False
-        if not plan.num_evicted and self.reading is None:
+        if not (plan.num_evicted or self.reading or self.eviction_policy.lenders):
             super()._write_positions(plan, positions, places)
             return
         request_ids, num_reqs = self.input_batch.req_ids, self.input_batch.num_reqs

@@ -29,7 +29,12 @@ class HeadSteps:
     """
 
     def __init__(
-        self, table: PageTable, max_tokens: int, block_size: int, make_buffer: Callable[..., CpuGpuBuffer]
+        self,
+        table: PageTable,
+        max_tokens: int,
+        block_size: int,
+        make_buffer: Callable[..., CpuGpuBuffer],
+        lenders: Sequence[int] | None = None,
     ) -> None:
         """Allocate.
 
@@ -38,7 +43,9 @@ class HeadSteps:
             max_tokens: most tokens of a step.
             block_size: B.
             make_buffer: makes a buffer of a shape and dtype on host and device.
+            lenders: see `Policy.lenders`; None where every layer reads its own pages.
         """
+        self._lenders = range(len(table.pages)) if lenders is None else lenders
         self.table = table
         self.active = False
         self.query_order: torch.Tensor | None = None
@@ -156,8 +163,8 @@ class HeadSteps:
             ),
         )
         return [
-            self.metadata_of(layer, self.table.pages[layer], self._lengths[layer])
-            for layer in range(len(self._lengths))
+            self.metadata_of(layer, self.table.pages[lender], self._lengths[lender])
+            for layer, lender in enumerate(self._lenders)
         ]
 
     def metadata_of(self, layer: int, pages: torch.Tensor, lengths: torch.Tensor) -> AttentionMetadata:
