@@ -31,7 +31,7 @@ def uneven(shape, tmp_path_factory):
     [
         ("ada_kv", {"window": 16}, False),
         ("kv_compress", {"protect_last": 16}, True),
-        pytest.param("mix_attention", {"full_every": 3}, True, marks=pytest.mark.parity),
+        pytest.param("mix_attention", {"full_every": 3, "share": 2}, True, marks=pytest.mark.parity),
         pytest.param("corm", {"window": 8, "protect_last": 24}, False, marks=pytest.mark.parity),
     ],
 )
