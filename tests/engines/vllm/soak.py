@@ -29,7 +29,7 @@ from tests.engines.vllm.live import (
     runner_of,
     scheduler_of,
 )
-from tests.policy_names import EQUAL
+from tests.policy_names import EQUAL, SENTENCE_ENDS
 from tests.tiny_llama import random_prompt, save_tiny_llama
 
 BLOCK = 32
@@ -39,8 +39,12 @@ RAGGED = {
     "ada_kv": {"window": 16},
     "corm": {"window": 8, "protect_last": 24},
     "kv_compress": {"protect_last": 16},
-    "mix_attention": {"full_every": 3},
+    "mix_attention": {"full_every": 3, "share": 2},
     "pyramid_kv": {},
+}
+READING = {
+    "quest": {"dense_layers": 1},
+    "sentencekv": {"ends": SENTENCE_ENDS, "factor": 1.5, "window": 16},
 }
 CHUNKED = {"cascading", "paged_eviction", "streaming_llm", "random", "inverse_key_l2", "keydiff", "h2o", "tova"}
 
@@ -66,10 +70,12 @@ class SoakReport:
 
 def random_settings(rng: random.Random, name: str) -> EvictionSettings:
     """Settings of one round."""
-    options = dict((SMALL | RAGGED).get(name, {}))
+    options = dict((SMALL | RAGGED | READING).get(name, {}))
     if name in CHUNKED and rng.random() < 0.4:
         options |= {"prefill": "chunked", "prefill_chunk": rng.choice([32, 64, 96])}
-    budget = BLOCK * rng.choice([2, 3, 4, 8]) if policy_class(name).takes_budget else None
+    budget = (
+        BLOCK * rng.choice([3, 4, 8] if name == "quest" else [2, 3, 4, 8]) if policy_class(name).takes_budget else None
+    )
     return EvictionSettings(name, budget, options, reserve=rng.random() < 0.3)
 
 
@@ -124,7 +130,7 @@ def serve(engine: VllmEngine, arrivals: list[Arrival]) -> tuple[dict[str, list[i
                 texts[output.request_id] = list(output.outputs[0].token_ids)
                 records[output.request_id] = output.kv_transfer_params[CONFIG_KEY]
         assert_blocks_match_lengths(scheduler, runner, policy)
-        if policy.allocation == "ragged":
+        if policy.by_page:
             assert_pages_have_one_owner(runner, scheduler)
         step += 1
         assert step < 100_000, "the engine makes no progress"
@@ -179,7 +185,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--requests", type=int, default=60, help="requests a round")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--policies", nargs="+", default=[*sorted(EQUAL), *sorted(RAGGED)])
+    parser.add_argument("--policies", nargs="+", default=[*sorted(EQUAL), *sorted(RAGGED), *READING])
     arguments = parser.parse_args()
     end, report, seed = time.monotonic() + arguments.minutes * 60, SoakReport(), arguments.seed
     names = arguments.policies

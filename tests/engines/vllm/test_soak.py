@@ -6,7 +6,17 @@ from tests.engines.vllm.soak import SoakReport, soak_round
 
 
 @pytest.mark.parametrize(
-    ("seed", "name"), [(1, "paged_eviction"), (2, "h2o"), (3, "snapkv"), (4, "full"), (5, "kv_compress")]
+    ("seed", "name"),
+    [
+        (1, "paged_eviction"),
+        (2, "h2o"),
+        (3, "snapkv"),
+        (4, "full"),
+        (5, "kv_compress"),
+        (6, "sentencekv"),
+        pytest.param(7, "quest", marks=pytest.mark.parity),
+        pytest.param(8, "mix_attention", marks=pytest.mark.parity),
+    ],
 )
 def test_random_load_leaks_and_loses_nothing(tiny_model, seed, name):
     report = SoakReport()
