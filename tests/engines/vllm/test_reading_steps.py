@@ -1,0 +1,128 @@
+"""Read selection without an engine: bounds of pages, tables of what is read, addresses, and no wait for the device."""
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM (make setup)")
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.utils import CpuGpuBuffer
+
+from harness.engines.vllm.layout import InterleavedLayout
+from harness.engines.vllm.ragged.bounds import PageBounds
+from harness.engines.vllm.ragged.reading import Reading
+from harness.engines.vllm.ragged.steps import HeadSteps
+from harness.engines.vllm.ragged.table import PageTable
+from policies import build_policy
+from tests.engines.vllm.test_gpu_syncs import META, NoSync
+from tests.gpu.caches import BLOCK, HEAD_SIZE, NUM_HEADS, NUM_LAYERS, allocate, spec_of
+
+POOL, GROUP = 20, 2
+BUILDER = SimpleNamespace(build=lambda prefix, common, fast_build: common)
+QUEST = build_policy("quest", budget=3 * BLOCK, block_size=BLOCK, options={"dense_layers": 1})
+
+
+class World:
+    """Two requests that decode and one whose prompt is attended, on some device."""
+
+    def __init__(self, device, policy=QUEST):
+        def make_buffer(*size, dtype):
+            return CpuGpuBuffer(*size, dtype=dtype, device=device, pin_memory=False)
+
+        self.device = device
+        buffer = torch.zeros(NUM_LAYERS, POOL, NUM_HEADS, BLOCK, 2 * HEAD_SIZE, device=device)
+        self.layout = InterleavedLayout(buffer.unbind())
+        self.steps = HeadSteps(PageTable(self.layout.grid, 4, POOL), 64, BLOCK, make_buffer)
+        self.bounds = PageBounds(self.layout)
+        decoding = make_buffer(4, dtype=torch.bool)
+        self.reading = Reading(policy, self.layout, self.steps, decoding, self.bounds, None)
+        self.blocks = {"a": [*range(1, 7)], "b": [7, 8], "c": [*range(9, 13)]}
+
+    def step(self, lengths, counts=(1, 1, 5)):
+        starts = np.cumsum([0, *counts]).astype(np.int32)
+        request_of = torch.arange(3).repeat_interleave(torch.tensor(counts))
+        places = torch.cat([torch.arange(n - count, n) for n, count in zip(lengths, counts, strict=True)])
+        device = self.device
+        self.steps.begin(
+            list(self.blocks), list(self.blocks.values()), starts, torch.tensor(lengths, dtype=torch.int32).to(device),
+            request_of.to(device), places.to(device),
+        )  # fmt: skip
+        self.steps.metadata(BUILDER, list(self.blocks), max(counts))
+        last = (torch.from_numpy(starts[1:]).long() - 1).to(device)
+        self.reading.begin(list(self.blocks), [count == 1 for count in counts], last)
+
+
+def test_what_is_read_is_the_chosen_pages_in_order_and_the_newest_last():
+    world = World(torch.device("cpu"))
+    lengths = (5 * BLOCK + 3, BLOCK + 7, 3 * BLOCK + 9)
+    world.step(lengths)
+    pages = world.steps.table.pages[1, :3].clone()
+    chosen = torch.zeros(3, NUM_HEADS, 6, dtype=torch.bool)
+    chosen[0, 0, [1, 3]], chosen[0, 1, [0, 4]] = True, True
+    object.__setattr__(world.reading, "_policy", SimpleNamespace(full_read_layers=1, read=lambda view: chosen))
+    query = torch.randn(7, NUM_HEADS * GROUP, HEAD_SIZE)
+    assert world.reading.metadata(0, query) is None
+    found = world.reading.metadata(1, query)
+    table = found.block_table_tensor.unflatten(0, (3, NUM_HEADS))
+    assert table[0, 0, :3].tolist() == pages[0, 0, [1, 3, 5]].tolist()
+    assert table[0, 1, :3].tolist() == pages[0, 1, [0, 4, 5]].tolist()
+    assert table[1, 0, 0] == pages[1, 0, 1], "nothing was chosen: the newest"
+    assert torch.equal(table[2, :, :4], pages[2, :, :4]), "a prompt is read whole"
+    expected = [[2 * BLOCK + 3] * 2, [7, 7], [3 * BLOCK + 9] * 2]
+    assert found.seq_lens.view(3, NUM_HEADS).tolist() == expected
+    counts = world.reading.counts()
+    assert counts.num_steps == 2
+    assert counts.resident == [[lengths[0] + lengths[1]] * NUM_HEADS] * NUM_LAYERS
+    assert counts.read[:2] == [counts.resident[0], [2 * BLOCK + 10] * NUM_HEADS]
+
+
+def test_tables_and_lengths_lie_where_they_lay():
+    world = World(torch.device("cpu"))
+    seen = set()
+    for length in (70, 71):
+        world.step((5 * BLOCK + length % BLOCK, BLOCK + 1, 60))
+        for layer in range(1, NUM_LAYERS):
+            found = world.reading.metadata(layer, torch.randn(7, NUM_HEADS * GROUP, HEAD_SIZE))
+            seen.add((found.block_table_tensor.data_ptr(), found.seq_lens.data_ptr()))
+    assert len(seen) == 1
+
+
+@pytest.mark.usefixtures("copies_as_on_a_gpu")
+def test_nothing_in_a_step_waits_for_the_device():
+    mode = NoSync()
+    with mode:
+        world = World(META)
+        world.step((5 * BLOCK + 3, BLOCK + 7, 60))
+        query = torch.empty(7, NUM_HEADS * GROUP, HEAD_SIZE, device=META)
+        keys = torch.empty(7 * NUM_HEADS, 1, HEAD_SIZE, device=META)
+        mode.armed = True
+        world.reading.wrote(1, keys, world.steps.slot_mapping(1, 7))
+        assert world.reading.metadata(1, query) is not None
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 999), cuts=st.lists(st.integers(1, 99), min_size=1, max_size=6))
+def test_bounds_are_those_of_the_keys_however_they_come(seed, cuts):
+    """Pages are written from their first slot on, in steps of any size; what a page held before is forgotten."""
+    generator = torch.Generator().manual_seed(seed)
+    layout = InterleavedLayout(allocate(KVCacheLayout.LBHNC, POOL, spec_of(torch.float32)))
+    bounds = PageBounds(layout)
+    numbers = torch.randperm(POOL - 1, generator=generator)[:4] + 1
+    for _ in range(2):
+        keys = torch.randn(4 * BLOCK - 3, HEAD_SIZE, generator=generator)
+        slots = (numbers[:, None] * BLOCK + torch.arange(BLOCK)).flatten()[: len(keys)]
+        start = 0
+        for count in [*cuts, len(keys)]:
+            part = slice(start, start + count)
+            padded = torch.cat([slots[part], torch.tensor([-1])])
+            bounds.wrote(padded, torch.cat([keys[part], torch.full((1, HEAD_SIZE), 99.0)]))
+            start += count
+        lowest, highest = bounds.read(numbers)
+        for page, part in enumerate(keys.split(BLOCK)):
+            assert torch.equal(lowest[page], part.amin(dim=0))
+            assert torch.equal(highest[page], part.amax(dim=0))
