@@ -75,13 +75,7 @@ def attend(
         zip(layer.heads, group_queries, key[0], value[0], strict=True)
     ):
         head.append(positions, keys, values)
-        if reference_cache.lenders is not None:
-            head = reference_cache.layers[reference_cache.lenders[module.layer_idx]].heads[index]
-        if reference_cache.reader is None or not reference_cache.reader.chooses(module.layer_idx, positions):
-            outputs.append(_attend_head(head, queries, positions, scaling, reference_cache.first_squared))
-            continue
-        slots = reference_cache.reader.slots(module.layer_idx, index, head, queries[:, 0])
-        outputs.append(_attend_slots(head, queries, slots, scaling))
+        outputs.append(_attend_cache(reference_cache, module.layer_idx, index, queries, positions, scaling))
     return torch.cat(outputs).transpose(0, 1)[None].to(query.dtype), None
 
 
@@ -93,6 +87,18 @@ def _refuse(options: Mapping[str, object]) -> None:
                 f"model uses {option}={options[option]}, which the reference does not compute. "
                 "Use a model with plain causal attention in all layers."
             )
+
+
+def _attend_cache(
+    cache: ReferenceCache, layer: int, index: int, queries: torch.Tensor, positions: list[int], scaling: float
+) -> torch.Tensor:
+    """Attention of one group, float32 [G, n, D], over its own KV head or a lender's, all of it or what is read."""
+    lender = layer if cache.lenders is None else cache.lenders[layer]
+    head = cache.layers[lender].heads[index]
+    if cache.reader is None or not cache.reader.chooses(positions):
+        return _attend_head(head, queries, positions, scaling, cache.first_squared)
+    slots = cache.reader.slots(layer, index, head, queries[:, 0])
+    return _attend_slots(head, queries, slots, scaling)
 
 
 def _attend_slots(head: HeadCache, queries: torch.Tensor, slots: list[int], scaling: float) -> torch.Tensor:

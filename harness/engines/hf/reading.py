@@ -46,7 +46,7 @@ class Reader:
         if len(self.token_ids) > self.num_prompt_tokens:
             self.reads.append([[[] for _ in range(self.num_heads)] for _ in range(self.num_layers)])
 
-    def chooses(self, layer: int, positions: list[int]) -> bool:
+    def chooses(self, positions: list[int]) -> bool:
         """True in decode steps; the prompt is read whole."""
         return positions[0] >= self.num_prompt_tokens
 
