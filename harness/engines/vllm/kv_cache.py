@@ -116,9 +116,14 @@ class EvictingAttentionManager(FullAttentionManager):
         """Blocks for `num_tokens` logical tokens; at admission also what others were promised and may still take."""
         if apply_admission_cap and request_id in self.peak_blocks:
             return self.peak_blocks[request_id] + self._promised_blocks()
+        num_resident = num_tokens - self.num_evicted.get(request_id, 0)
+        if not self.enable_caching and (
+            blocks := self.req_to_blocks.get(request_id)
+        ):  # stock asks about prefixes first
+            return max(-(-num_resident // self.block_size) - len(blocks), 0)
         return super().get_num_blocks_to_allocate(
             request_id,
-            num_tokens - self.num_evicted.get(request_id, 0),
+            num_resident,
             new_computed_blocks,
             total_computed_tokens,
             num_local_computed_tokens,
@@ -129,8 +134,10 @@ class EvictingAttentionManager(FullAttentionManager):
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list[KVCacheBlock]:
         """As stock, for `num_tokens` logical tokens."""
-        evicted = self.num_evicted.get(request_id, 0)
-        return super().allocate_new_blocks(request_id, num_tokens - evicted, num_tokens_main_model)
+        num_resident = num_tokens - self.num_evicted.get(request_id, 0)
+        if not self.enable_caching and num_resident <= len(self.req_to_blocks[request_id]) * self.block_size:
+            return []
+        return super().allocate_new_blocks(request_id, num_resident, num_tokens_main_model)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         """As stock; a request that comes back starts from nothing."""

@@ -28,7 +28,7 @@ def requests():
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("paged_eviction_literal", {}),
+        pytest.param("paged_eviction_literal", {}, marks=pytest.mark.parity),
         ("paged_eviction_literal", {"prefill": "chunked", "prefill_chunk": 64}),
         ("h2o", {}),
     ],
@@ -42,7 +42,7 @@ def test_sixteen_mixed_requests_together_answer_as_one_at_a_time(shape, requests
     assert together.decisions == alone.decisions
 
 
-@pytest.mark.parametrize("chunk", [32, 100, 512])
+@pytest.mark.parametrize("chunk", [100, *(pytest.param(chunk, marks=pytest.mark.parity) for chunk in (32, 512))])
 def test_how_vllm_chunks_the_prefill_does_not_matter(shape, requests, chunk):
     settings = EvictionSettings("snapkv", budget=64, options={"window": 16})
     whole = run_live(shape, settings, requests)

@@ -10,8 +10,8 @@ from tests.engines.vllm.soak import SoakReport, soak_round
     [
         (1, "paged_eviction"),
         (2, "h2o"),
-        (3, "snapkv"),
-        (4, "full"),
+        pytest.param(3, "snapkv", marks=pytest.mark.parity),
+        pytest.param(4, "full", marks=pytest.mark.parity),
         (5, "kv_compress"),
         (6, "sentencekv"),
         pytest.param(7, "quest", marks=pytest.mark.parity),
