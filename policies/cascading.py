@@ -75,9 +75,9 @@ class Cascading(Policy):
 
     def score(self, view: View) -> torch.Tensor:
         """1 for sinks and for the token that each entry holds, 0 for the others: float32 [N, H or 1, T]."""
-        age_rank = view.positions.argsort(dim=-1).argsort(dim=-1) - self.protect_first
         if view.positions.shape[-1] == self.budget + 1:
-            return self._after_one_step(age_rank, view)
+            return self._after_one_step(view)
+        age_rank = view.positions.argsort(dim=-1).argsort(dim=-1) - self.protect_first
         entry = self._entries(age_rank, view.num_seen[:, None, None])
         if self.choice == "position":
             holds = _largest_in_entry(-age_rank, entry)
@@ -87,18 +87,21 @@ class Cascading(Policy):
         num_entries = self.budget - self.protect_first
         return ((age_rank < 0) | (holds & (entry < num_entries))).float()
 
-    def _after_one_step(self, rank: torch.Tensor, view: View) -> torch.Tensor:
+    def _after_one_step(self, view: View) -> torch.Tensor:
         """The same when one token arrived: one leaves where a sub-cache does not accept, 0, and the others stay, 1."""
-        num_entries, size, first_size = self._sizes()
-        step = view.num_seen[:, None, None] - self.protect_first - 1
-        level = 1 + sum((step % 2**i == 0).long() for i in range(1, self.num_caches))  # that does not accept
-        newcomer = num_entries - first_size - (level - 1) * size  # its rank, one behind the newest entry of the level
-        if self.choice == "position":
-            return (rank != newcomer).float()
-        mass = view.attention_mass
-        received, rivals = ((mass * (rank == place)).sum(dim=-1, keepdim=True) for place in (newcomer, newcomer - 1))
-        replaces = (received >= rivals) & (level < self.num_caches)
-        return (rank != newcomer - replaces.long()).float()
+        _, size, first_size = self._sizes()
+        step = view.num_seen[:, None, None] - (self.protect_first + 1)
+        most = 2 ** (self.num_caches - 1)
+        accepting = (step & -step).clamp_max(most).log2()  # sub-caches behind the first that accept at this step
+        newcomer = (self.budget - first_size - accepting * size).long()  # its place by age, behind the newest entry
+        order = view.positions.argsort(dim=-1)
+        places = newcomer.expand(*order.shape[:-1], 1)
+        leaving = order.gather(-1, places)
+        if self.choice == "attention":
+            rival, mass = order.gather(-1, (places - 1).clamp_min(0)), view.attention_mass
+            replaces = (mass.gather(-1, leaving) >= mass.gather(-1, rival)) & (accepting < self.num_caches - 1)
+            leaving = torch.where(replaces, rival, leaving)
+        return torch.ones(order.shape, device=order.device).scatter_(-1, leaving, 0)
 
     def _sizes(self) -> tuple[int, int, int]:
         """Entries in all, of a sub-cache, and of sub-cache 0."""

@@ -8,16 +8,15 @@ from torch.linalg import vector_norm
 
 from policies.base import Signal, View
 from policies.options import Granular
-
-EPS = 1e-12  # for keys of zeros
+from policies.views import EPS
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff(Granular):
     """Score S_i = -cos(K_i, mu) of each KV head, mu the mean of K_j / ||K_j|| over the resident tokens j.
 
-    Source: paper, its anchor form (not the pairwise one); formula as in kvpress. Needs keys, no attention. Costs two
-    passes over the resident keys per eviction.
+    Source: paper, its anchor form (not the pairwise one); formula as in kvpress. Needs the directions of keys, no
+    attention. Costs one pass over the resident keys per eviction; another one where many tokens leave.
 
     The paper evicts after every block of 128 prompt tokens, under the budget all the time: that is `prefill=chunked`
     with the default `prefill_chunk` (`policy=keydiff_chunked`). The default here is one eviction after the prompt, as
@@ -27,14 +26,12 @@ class KeyDiff(Granular):
 
     name: ClassVar[str] = "keydiff"
     layers_together: ClassVar[bool] = True
-    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS})
+    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.KEY_DIRECTIONS})
 
     prefill_chunk: int = 128
 
     def score(self, view: View) -> torch.Tensor:
         """-cos(K, mu), float32 [N, H, T]."""
-        keys = view.keys.float()
-        inverse = keys.square().sum(dim=-1).clamp_min(EPS**2).rsqrt()[..., None, :]  # a sum is quicker than a norm
-        anchor = inverse @ keys  # the sum [N, H, 1, D]: a cosine does not ask for the length
+        anchor = view.direction_sum  # a cosine does not ask for the length, so the sum is as good as the mean
         anchor = anchor / vector_norm(anchor, dim=-1, keepdim=True).clamp_min(EPS)
-        return -(anchor @ keys.transpose(-1, -2) * inverse).squeeze(-2)
+        return -(view.times_keys(anchor[..., None, :]).squeeze(-2) * view.inverse_norms)

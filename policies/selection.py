@@ -4,6 +4,8 @@ Items are what a policy evicts at once: tokens, or blocks of `block_size` slots.
 N requests) are independent rows; Hs is H for a choice per head and 1 for a shared one; I is the number of candidates.
 """
 
+from dataclasses import dataclass, field
+
 import torch
 
 from policies.base import Phase, Policy, Unit
@@ -11,6 +13,53 @@ from policies.base import Phase, Policy, Unit
 SCORE_BITS = 18
 LEVEL_BITS = 8 + SCORE_BITS  # sign, exponent and SCORE_BITS - 1 bits of the fraction
 POSITION_BITS = 31
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """What may leave, in the order of (protected, score, position), the lowest first.
+
+    Attributes:
+        scores: float32 [..., I].
+        positions: int64 [..., I], below 2^31, different ones in a row.
+        protected: bool [..., I], not all of a row; None where nothing is.
+    """
+
+    scores: torch.Tensor
+    positions: torch.Tensor
+    protected: torch.Tensor | None
+    _found: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """I."""
+        return self.scores.shape[-1]
+
+    def lowest(self, count: int) -> torch.Tensor:
+        """Indices int64 [..., count] of the `count` lowest, in no order; looked for once."""
+        if count not in self._found:
+            self._found[count] = (
+                self._lowest_one()
+                if count == 1
+                else self._ranks().topk(count, dim=-1, largest=False, sorted=False).indices
+            )
+        return self._found[count]
+
+    def highest(self, count: int) -> torch.Tensor:
+        """Indices int64 [..., count] of the `count` highest, in no order."""
+        return self._ranks().topk(count, dim=-1, sorted=False).indices
+
+    def _ranks(self) -> torch.Tensor:
+        return ranks(self.scores, self.positions, self.protected)
+
+    def _lowest_one(self) -> torch.Tensor:
+        """Of those with the lowest score the earliest: half the memory of ranks, and passes that vectorise."""
+        scores = comparable(self.scores)
+        if self.protected is not None:
+            scores = scores.masked_fill(self.protected, float("inf"))
+        stays = scores > scores.amin(dim=-1, keepdim=True)
+        if self.protected is not None:
+            stays = stays.logical_or_(self.protected)  # beside others that are as large
+        return self.positions.masked_fill(stays, 1 << POSITION_BITS).argmin(dim=-1, keepdim=True)
 
 
 def reduce_heads(policy: Policy, scores: torch.Tensor) -> torch.Tensor:
@@ -23,10 +72,10 @@ def item_size(policy: Policy, phase: Phase) -> int:
     return policy.block_size if policy.unit(phase) is Unit.BLOCK else 1
 
 
-def rank(
+def candidates(
     policy: Policy, phase: Phase, scores: torch.Tensor, positions: torch.Tensor, num_seen: torch.Tensor
-) -> torch.Tensor:
-    """Order the candidates for eviction; the lowest leave.
+) -> Candidates:
+    """What may leave, by the policy's unit, protection and scope.
 
     Protected tokens stay first, then the highest scores; among equal scores the later position stays. Scores are
     compared at `SCORE_BITS` significant bits: equal tokens have equal keys in the first layer, and rounding, which
@@ -43,7 +92,7 @@ def rank(
         num_seen: int64 [N].
 
     Returns:
-        int64 [L, N, Hs, I], different numbers in every row.
+        [L, N, Hs, I].
     """
     # A block leaves while decoding when the newest one has just filled, so that the newest B tokens are no candidates.
     in_newest_block = phase is Phase.DECODE and policy.unit(phase) is Unit.BLOCK
@@ -58,7 +107,7 @@ def rank(
         scores = _blocks(scores, policy.block_size).mean(dim=-1)
         positions = _blocks(positions, policy.block_size).amax(dim=-1)
         protected = None if protected is None else _blocks(protected, policy.block_size).any(dim=-1)
-    return ranks(scores, positions, protected)
+    return Candidates(scores, positions, protected)
 
 
 def _protected(positions: torch.Tensor, first: int, num_seen: torch.Tensor, last: int) -> torch.Tensor | None:
@@ -89,21 +138,14 @@ def select(
     num_seen: torch.Tensor,
     num_keep: int,
 ) -> torch.Tensor:
-    """What stays, as a mask; arguments as of `rank`.
+    """What stays, as a mask; arguments as of `candidates`.
 
     Returns:
         bool [L, N, Hs, T] with exactly `num_keep` True in every row.
     """
     size = item_size(policy, phase)
-    leaving = lowest(rank(policy, phase, scores, positions, num_seen), (scores.shape[-1] - num_keep) // size)
+    leaving = candidates(policy, phase, scores, positions, num_seen).lowest((scores.shape[-1] - num_keep) // size)
     return staying(leaving, size, scores.shape[-1])
-
-
-def lowest(ranked: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices int64 [..., count] of the `count` lowest of [..., I], in no order."""
-    if count == 1:
-        return ranked.argmin(dim=-1, keepdim=True)
-    return ranked.topk(count, dim=-1, largest=False, sorted=False).indices
 
 
 def staying(leaving: torch.Tensor, size: int, num_tokens: int) -> torch.Tensor:

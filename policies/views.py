@@ -3,11 +3,14 @@
 Letters as in `policies.base`, which hands these names on.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
 import torch
+
+EPS = 1e-12  # the length of a key of zeros
 
 
 class Phase(Enum):
@@ -25,12 +28,16 @@ class Signal(Enum):
     """What `score` needs beside the positions. A signal that no policy asks for costs nothing."""
 
     KEYS = "keys"
+    KEY_DIRECTIONS = "key_directions"
+    """Lengths of the keys, the sum of K / ||K|| over the resident tokens, and `View.times_keys`."""
     VALUES = "values"
     ATTENTION_MASS = "attention_mass"
     """Softmax attention that each resident token received, summed over all queries so far and over the group."""
     SQUARED_ATTENTION = "squared_attention"
     """The squares of that attention, summed over the last `Policy.query_window` queries of the prompt, all queries
     after it, and the group."""
+    NEWEST_ATTENTION = "newest_attention"
+    """Softmax attention of the newest token's queries over all resident tokens, itself included."""
     WINDOW_QUERIES = "window_queries"
     """The last `Policy.query_window` post-RoPE queries."""
     QUERY_MOMENTS = "query_moments"
@@ -68,7 +75,11 @@ class View:
         num_seen: int64 [N], tokens attended so far including evicted ones (the next position).
         block_size: slots a block.
         keys, values: [N, H, T, D] in the cache's dtype, keys rotated; None unless asked for.
+        inverse_norms: float32 [N, H, T], 1 / ||K||, or None.
+        direction_sum: float32 [N, H, D], the sum of K / ||K||, present with `inverse_norms`.
+        multiply: what `times_keys` calls where `keys` is None.
         attention_mass, squared_attention: float32 [N, H, T] or None.
+        newest_attention: float32 [N, H, Q / H, T] or None.
         window_queries: [N, Q, W, D], oldest first, or None. W is smaller for prompts shorter than the window.
         query_mean, query_cov: float32 [N, Q, D] and [N, Q, D, D], or None.
         inv_freq: float32 [D / 2], the model's rotary frequencies, present with `query_mean`.
@@ -83,12 +94,34 @@ class View:
     lengths: torch.Tensor | None = None
     keys: torch.Tensor | None = None
     values: torch.Tensor | None = None
+    inverse_norms: torch.Tensor | None = None
+    direction_sum: torch.Tensor | None = None
+    multiply: Callable[[torch.Tensor], torch.Tensor] | None = None
     attention_mass: torch.Tensor | None = None
     squared_attention: torch.Tensor | None = None
+    newest_attention: torch.Tensor | None = None
     window_queries: torch.Tensor | None = None
     query_mean: torch.Tensor | None = None
     query_cov: torch.Tensor | None = None
     inv_freq: torch.Tensor | None = None
+
+    def times_keys(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Products float32 [N, H, G, T] of vectors [N, H, G, D] with the keys, which need not be read for it."""
+        if self.keys is None:
+            return self.multiply(vectors)
+        return vectors.float() @ self.keys.float().transpose(-1, -2)
+
+
+def inverse_norms(keys: torch.Tensor) -> torch.Tensor:
+    """1 / ||K|| of float32 keys [..., D]: [...]; large for keys of zeros."""
+    return keys.square().sum(dim=-1).clamp_min(EPS**2).rsqrt()  # a sum is quicker than a norm
+
+
+def key_directions(keys: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What a `View` shows for `Signal.KEY_DIRECTIONS` of keys [N, H, T, D], computed from all of them."""
+    whole = keys.float()
+    inverse = inverse_norms(whole)
+    return {"keys": keys, "inverse_norms": inverse, "direction_sum": (inverse[..., None, :] @ whole).squeeze(-2)}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from harness.engines.vllm.layout import CacheLayout, InterleavedLayout
 from harness.engines.vllm.plan import Eviction
 from policies import Phase, Policy, View
 from policies.selection import reduce_heads, select
+from policies.views import key_directions
 
 NUM_LAYERS, NUM_HEADS, BLOCK, HEAD_SIZE = 3, 2, 16, 32
 CPU = torch.device("cpu")
@@ -151,7 +152,7 @@ class World:
         rows = positions if self.policy.per_head else positions[:, :1]
         seen = torch.tensor([self.seen[request]])
         views = [
-            View(layer, NUM_LAYERS, phase, rows[layer][None], seen, BLOCK, keys=k[None], values=v[None])
+            View(layer, NUM_LAYERS, phase, rows[layer][None], seen, BLOCK, values=v[None], **key_directions(k[None]))
             for layer, (k, v) in enumerate(zip(keys, values, strict=True))
         ]
         scores = torch.stack([reduce_heads(self.policy, self.policy.score(view)) for view in views])

@@ -12,6 +12,7 @@ from harness.engines.vllm.groups import Victim
 from harness.engines.vllm.llm import VllmEngine
 from policies import Policy, View
 from policies.selection import reduce_heads, select
+from policies.views import key_directions
 from tests.engines.vllm.live import runner_of
 
 
@@ -57,7 +58,7 @@ class Recomputed:
         positions, seen = self._positions(victim, plan.num_before), torch.tensor([plan.num_seen])
         views = [
             View(layer, len(keys), plan.phase, positions[layer][None], seen, policy.block_size,
-                 keys=keys[layer][None], values=values[layer][None])
+                 values=values[layer][None], **key_directions(keys[layer][None]))
             for layer in range(len(keys))
         ]  # fmt: skip
         scores = torch.stack([reduce_heads(policy, policy.score(view)) for view in views])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from policies.base import Phase, Policy, Signal, Unit, View
+from policies.views import key_directions
 
 NUM_HEADS, GROUP, HEAD_SIZE = 2, 2, 8
 
@@ -54,9 +55,13 @@ def shuffled(view: View, seed: int) -> tuple[View, torch.Tensor]:
     """The same residents in other slots, and the old slot of each new one."""
     order = torch.randperm(view.positions.shape[-1], generator=torch.Generator().manual_seed(seed))
     per_slot = {
-        name: getattr(view, name) for name in ("positions", "keys", "values", "attention_mass", "squared_attention")
+        name: getattr(view, name)
+        for name in ("positions", "keys", "inverse_norms", "values", "attention_mass", "squared_attention")
     }
-    return replace(view, **{name: x[:, :, order] for name, x in per_slot.items() if x is not None}), order
+    moved = {name: x[:, :, order] for name, x in per_slot.items() if x is not None}
+    if view.newest_attention is not None:
+        moved["newest_attention"] = view.newest_attention[..., order]
+    return replace(view, **moved), order
 
 
 def _positions(policy, phase, num_tokens, num_gone, generator):
@@ -94,5 +99,7 @@ def _signals(policy, num_requests, num_tokens, generator):
             "query_cov": root @ root.mT / HEAD_SIZE,
             "inv_freq": 100.0 ** -(torch.arange(HEAD_SIZE // 2) * 2 / HEAD_SIZE),
         },
+        Signal.KEY_DIRECTIONS: key_directions(normal(NUM_HEADS, num_tokens, HEAD_SIZE).bfloat16()),
+        Signal.NEWEST_ATTENTION: {"newest_attention": normal(NUM_HEADS, GROUP, num_tokens).softmax(dim=-1)},
     }
     return {name: value for signal in policy.signals for name, value in known[signal].items()}

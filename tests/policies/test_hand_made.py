@@ -6,6 +6,7 @@ from policy_views import bare_view
 
 from policies import Phase, Signal, build_policy
 from policies.selection import reduce_heads, select
+from policies.views import key_directions
 
 
 def build(name, budget=8, block_size=4, **options):
@@ -134,13 +135,13 @@ def test_keydiff_drops_the_duplicates():
     keys[..., 0] = 3.0
     for head, tokens in enumerate(distinct):
         keys[0, head, tokens] = torch.eye(4)[1:]
-    for row, tokens in zip(kept_rows(build("keydiff"), bare_view(keys=keys)), distinct, strict=True):
+    for row, tokens in zip(kept_rows(build("keydiff"), bare_view(**key_directions(keys))), distinct, strict=True):
         assert set(tokens.tolist()) <= set(row)
 
 
 def test_keydiff_ignores_the_length_of_keys():
     keys = torch.tensor([[1.0, 0], [50, 0], [1, 0], [1, 0], [0, 900], [1, 0], [1, 0], [1, 0], [1, 0]])[None, None]
-    scores = build("keydiff").score(bare_view(keys=keys))[0, 0]
+    scores = build("keydiff").score(bare_view(**key_directions(keys)))[0, 0]
     assert scores.argmax() == 4
     torch.testing.assert_close(scores[1], scores[0])
 
@@ -204,16 +205,16 @@ def test_values_are_asked_for_only_where_they_weigh(name):
 
 
 def test_tova_keeps_what_the_newest_query_attends_to_on_average_over_heads():
-    keys = logits_as_keys([0, 5, 0, 0, 0, -9, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, -9, 0, 0, 5])
-    view = bare_view(keys=keys, window_queries=ones_query(num_query_heads=2))
+    logits = torch.tensor([[0, 5.0, 0, 0, 0, -9, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, -9, 0, 0, 5]])
+    view = bare_view(positions=range(10), newest_attention=logits.softmax(dim=-1)[None, :, None])
     scores = reduce_heads(build("tova"), build("tova").score(view))[0, 0]
-    torch.testing.assert_close(scores, keys[0, :, :, 0].softmax(dim=-1).mean(dim=0))
+    torch.testing.assert_close(scores, logits.softmax(dim=-1).mean(dim=0))
     assert kept_rows(build("tova"), view) == [[0, 1, 2, 3, 4, 7, 8, 9]]
 
 
 def test_tova_may_evict_the_newest_token():
-    keys = logits_as_keys([1, 1, 1, 1, 1, 1, 1, 1, -9])
-    view = bare_view(Phase.DECODE, keys=keys, window_queries=ones_query())
+    attention = torch.tensor([1.0, 1, 1, 1, 1, 1, 1, 1, -9]).softmax(dim=-1)
+    view = bare_view(Phase.DECODE, positions=range(9), newest_attention=attention[None, None, None])
     assert kept_rows(build("tova"), view) == [[*range(8)]]
     assert kept_rows(build("tova", protect_last=1), view) == [[*range(1, 9)]]
 

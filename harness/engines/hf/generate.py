@@ -18,7 +18,7 @@ from harness.engines.hf.signals import build_view
 from harness.errors import UserError
 from policies.base import Phase, Policy, Signal
 
-QUERY_SIGNALS = frozenset({Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS})
+QUERY_SIGNALS = frozenset({Signal.NEWEST_ATTENTION, Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS})
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 import torch
 
-from harness.engines.hf.cache import LayerCache, ReferenceCache
+from harness.engines.hf.cache import HeadCache, LayerCache, ReferenceCache
 from harness.engines.hf.rotary import Rotary
 from policies.base import Phase, Policy, Signal, View
+from policies.views import key_directions
 
 
 def build_view(
@@ -33,19 +34,19 @@ def build_view(
     rows = heads if policy.per_head else heads[:1]
     signals = {
         Signal.KEYS: lambda: {"keys": torch.stack([head.keys for head in heads])[None]},
+        Signal.KEY_DIRECTIONS: lambda: key_directions(torch.stack([head.keys for head in heads])[None]),
         Signal.VALUES: lambda: {"values": torch.stack([head.values for head in heads])[None]},
         Signal.ATTENTION_MASS: lambda: {"attention_mass": torch.stack([head.attention_mass for head in heads])[None]},
         Signal.SQUARED_ATTENTION: lambda: {
             "squared_attention": torch.stack([head.squared_attention for head in heads])[None]
         },
+        Signal.NEWEST_ATTENTION: lambda: _newest_attention(_queries(layer, head_index)[:, -1], heads),
         Signal.WINDOW_QUERIES: lambda: _window_queries(_queries(layer, head_index), policy.query_window),
         Signal.QUERY_MOMENTS: lambda: _query_moments(
             _queries(layer, head_index), policy.protect_first, cache.num_prompt_tokens, rotary
         ),
     }
-    fields = {}
-    for signal in policy.signals:
-        fields |= signals[signal]()
+    fields = {name: value for signal in policy.signals for name, value in signals[signal]().items()}
     device = heads[0].keys.device
     return View(
         layer=layer_index,
@@ -62,6 +63,13 @@ def _queries(layer: LayerCache, head_index: int | None) -> torch.Tensor:
     """All queries seen, or those of one KV head's group, [Q, n, D]."""
     queries = torch.cat(layer.queries, dim=1)
     return queries if head_index is None else queries.unflatten(0, (len(layer.heads), -1))[head_index]
+
+
+def _newest_attention(query: torch.Tensor, heads: list[HeadCache]) -> dict[str, torch.Tensor]:
+    """Attention of the newest query [Q, D] over all that is resident, [1, H, Q / H, T]."""
+    keys = torch.stack([head.keys for head in heads]).float()
+    logits = query.float().unflatten(0, (len(heads), -1)) @ keys.mT / query.shape[-1] ** 0.5
+    return {"newest_attention": logits.softmax(dim=-1)[None]}
 
 
 def _window_queries(queries: torch.Tensor, window: int) -> dict[str, torch.Tensor]:

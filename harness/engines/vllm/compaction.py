@@ -12,6 +12,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from harness.engines.vllm.groups import Alike, Group, Part, Victim, of_layers
 from harness.engines.vllm.host_time import HostTime
 from harness.engines.vllm.kept_scores import KeptScores
+from harness.engines.vllm.key_directions import KeyDirections
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.moves import Moves, carry_out, plan_moves
 from harness.engines.vllm.observers import Observers
@@ -20,8 +21,8 @@ from harness.engines.vllm.remainders import KeyRemainders
 from harness.engines.vllm.rotation import places_lost, turn_back
 from harness.engines.vllm.scoring import Scorer
 from harness.engines.vllm.slices import bytes_a_head, cut, rows_at_once
-from policies import Phase, Policy
-from policies.selection import item_size, lowest, rank, staying
+from policies import Phase, Policy, Signal
+from policies.selection import candidates, item_size, staying
 
 
 class Compactor:
@@ -56,7 +57,9 @@ class Compactor:
         self._num_layers = grid.num_layers
         self._observers = observers
         self._inv_freq = inv_freq
-        self._scorer = Scorer(policy, layout, observers, average_over_ranks)
+        kept = Signal.KEY_DIRECTIONS in policy.signals and layout.multiplies_in_place
+        self._directions = KeyDirections(layout) if kept else None
+        self._scorer = Scorer(policy, layout, observers, self._directions, average_over_ranks)
         self._device = grid.device
         beside = (
             1 if policy.same_in_all_layers else grid.num_layers,
@@ -95,7 +98,9 @@ class Compactor:
             plan = victim.eviction
             num_queries = min(self._policy.query_window, plan.num_seen)
             num_old = self._kept.num_old_blocks(victim.request_id) if self._kept else 0
-            groups[Alike(plan.phase, plan.num_before, plan.num_keep, num_queries, num_old)].append(victim)
+            num_known = self._directions.num_known(victim.request_id) if self._directions else 0
+            alike = Alike(plan.phase, plan.num_before, plan.num_keep, num_queries, num_old, num_known)
+            groups[alike].append(victim)
         for alike, members in groups.items():
             with self._time.spent(decoding=alike.phase is Phase.DECODE):
                 at_once = self._rows_at_once(alike)
@@ -121,6 +126,8 @@ class Compactor:
         """The request is finished or preempted."""
         if self._kept is not None:
             self._kept.forget(request_id)
+        if self._directions is not None:
+            self._directions.forget(request_id)
 
     def device_tensor(self, rows: list) -> torch.Tensor:
         """int64 tensor of plain numbers, copied without waiting for the device."""
@@ -149,15 +156,9 @@ class Compactor:
 
     def _rows_at_once(self, alike: Alike) -> int:
         """How many requests times layers are compacted at once."""
-        grid, leaving = self._layout.grid, alike.num_before - alike.num_keep
-        a_head = bytes_a_head(
-            self._policy,
-            self._layout.head_size,
-            self._observers.queries_a_head(grid.num_heads) if self._observers else 0,
-            num_tokens=alike.num_before,
-            num_scored=alike.num_before - alike.num_old_blocks * grid.block_size,
-            num_moved=leaving if alike.phase is Phase.DECODE else alike.num_keep,
-        )
+        grid = self._layout.grid
+        queries_a_head = self._observers.queries_a_head(grid.num_heads) if self._observers else 0
+        a_head = bytes_a_head(self._policy, self._layout, queries_a_head, alike)
         return rows_at_once(a_head * grid.num_heads, self._device)
 
     def _gather(self, victims: list[Victim], alike: Alike) -> Group:
@@ -171,6 +172,8 @@ class Compactor:
     def _evict_group(self, group: Group, num_layers: int) -> None:
         """Evict, at most `num_layers` at once."""
         slices = list(cut(self._num_layers, num_layers))
+        if self._directions is not None:
+            self._directions.begin(group.request_ids)
         choices = slices
         if self._policy.same_in_all_layers:
             choices = [slice(0, 1)]
@@ -189,34 +192,56 @@ class Compactor:
                 carry_out(moves, moved, self._in_all_layers)
         if self._kept is not None:
             self._kept.evicted(group.request_ids, group.alike.num_keep)
+        if self._directions is not None:
+            self._keep_directions(group)
 
     def _choose(self, part: Part, covered: Sequence[Part], num_layers: int) -> Moves:
         """Choose in the layers of `part` for those of `covered`, scoring `num_layers` at once."""
         policy, alike = self._policy, part.group.alike
         positions = self.positions.read(part.pages(self.positions.grid), alike.num_before).long()
+        if self._directions is not None:
+            self._directions.add_new(part, alike.num_known)
         scores = self._scorer.scores(part, positions, num_layers)
         self._sum_of_scores += scores.sum(dtype=torch.float64)
         if self._kept is not None:
             scores = self._kept.complete(part.pages(self._kept.values.grid), alike.num_old_blocks, scores)
-        ranked = rank(policy, alike.phase, scores, positions, part.group.num_seen)
+        ranked = candidates(policy, alike.phase, scores, positions, part.group.num_seen)
         size = item_size(policy, alike.phase)
         rewrites = alike.phase in policy.rewrite_phases
         if rewrites or policy.cache_positions:
-            leaving = lowest(ranked, (alike.num_before - alike.num_keep) // size)
+            leaving = ranked.lowest((alike.num_before - alike.num_keep) // size)
             stays = staying(leaving, size, alike.num_before)
         if rewrites:
             self._scorer.rewrite(part, positions, stays, num_layers)
+        if self._directions is not None and self._one_leaves(alike):
+            self._directions.drop(part, ranked.lowest(1))
         if policy.cache_positions:
             lost = places_lost(positions, stays)
             for moved in covered:
                 self._turn_back(moved, of_layers(lost, moved.layers))
         return plan_moves(ranked, alike.phase, size, alike.num_before, alike.num_keep)
 
+    def _one_leaves(self, alike: Alike) -> bool:
+        """Whether the sum of directions is that of the tokens that stay once a single one was subtracted."""
+        policy, is_token = self._policy, item_size(self._policy, alike.phase) == 1
+        changed = policy.cache_positions or alike.phase in policy.rewrite_phases
+        return is_token and alike.num_before - alike.num_keep == 1 and not changed
+
+    def _keep_directions(self, group: Group) -> None:
+        """Keep the sums for the next eviction where they are right, else let it begin anew."""
+        if self._one_leaves(group.alike):
+            self._directions.end(group.request_ids, group.alike.num_keep)
+            return
+        for request_id in group.request_ids:
+            self._directions.forget(request_id)
+
     def _beside(self) -> Iterator[PagedValues]:
         """What moves with the tokens."""
         yield self.positions
         if self._kept is not None:
             yield self._kept.values
+        if self._directions is not None:
+            yield self._directions.inverse
         if self._observers is not None:
             yield from (mass.values for mass in self._observers.sums.values())
 

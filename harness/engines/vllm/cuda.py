@@ -94,6 +94,8 @@ def bytes_beside(policy: Policy, spec: FullAttentionSpec, num_query_heads: int, 
     query, fixed = num_query_heads * spec.head_size, 0
     if Signal.WINDOW_QUERIES in policy.signals:
         fixed += num_rows * policy.query_window * query * spec.dtype.itemsize
+    if Signal.NEWEST_ATTENTION in policy.signals:
+        fixed += num_rows * query * spec.dtype.itemsize
     if Signal.ATTENTION_MASS in policy.signals and not policy.by_page:
         fixed += num_rows * query * spec.dtype.itemsize
     if Signal.QUERY_MOMENTS in policy.signals:

@@ -29,6 +29,7 @@ class Alike(NamedTuple):
     Attributes:
         num_queries: queries that the policy's window holds.
         num_old_blocks: leading blocks whose tokens have a score already.
+        num_known: leading tokens whose directions are known.
     """
 
     phase: Phase
@@ -36,6 +37,7 @@ class Alike(NamedTuple):
     num_keep: int
     num_queries: int
     num_old_blocks: int
+    num_known: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from harness.engines.vllm.key_products import KeyProducts
 from harness.engines.vllm.paged import PageGrid, SlotAddress
 
 
@@ -52,6 +53,26 @@ class CacheLayout(ABC):
         """Whether a number in the cache has fewer bits than float32."""
         return self.pages.dtype.itemsize < torch.float32.itemsize
 
+    def products(self, pages: torch.Tensor, num_vectors: int) -> KeyProducts | None:
+        """What multiplies G vectors with the keys in pages int64 [..., W]; None where keys are read for it."""
+        return None
+
+    def times_keys(self, vectors: torch.Tensor, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Products float32 [..., G, T] of vectors [..., G, D] with the keys of the first T slots of pages [..., W]."""
+        products = self.products(pages, vectors.shape[-2])
+        if products is None:
+            return vectors.float() @ self.read_keys(pages, num_tokens).float().transpose(-1, -2)
+        return products.of(vectors.float())[..., :num_tokens]
+
+    @property
+    def multiplies_in_place(self) -> bool:
+        """Whether `products` is not None."""
+        return False
+
+    @abstractmethod
+    def keys_at(self, slots: SlotAddress) -> torch.Tensor:
+        """Keys [..., M, D] of single slots."""
+
     @abstractmethod
     def read_keys(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Keys [..., T, D] of the first T slots of pages int64 [..., W], in strides that suit the layout."""
@@ -79,6 +100,10 @@ class CacheLayout(ABC):
 
 class InterleavedLayout(CacheLayout):
     """Key and value side by side in the last axis: every CUDA backend."""
+
+    def keys_at(self, slots: SlotAddress) -> torch.Tensor:
+        """See `CacheLayout.keys_at`."""
+        return self.pages[..., : self.head_size][slots.page, slots.offset]
 
     def read_keys(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See `CacheLayout.read_keys`."""
@@ -115,6 +140,21 @@ class CpuLayout(CacheLayout):
         self._values = regions[:, 1].view(num_pages, block_size, self.head_size)
         self._channels = self.pages.view(-1, block_size)  # a key region is D of them, a page 2 D
         self._channel = torch.arange(self.head_size, device=self.pages.device)[:, None]
+
+    @property
+    def multiplies_in_place(self) -> bool:
+        """See `CacheLayout.multiplies_in_place`."""
+        return self.pages.dtype == torch.float32
+
+    def products(self, pages: torch.Tensor, num_vectors: int) -> KeyProducts | None:
+        """See `CacheLayout.products`."""
+        if not self.multiplies_in_place:
+            return None
+        return KeyProducts(self._channels, pages, self.head_size, num_vectors)
+
+    def keys_at(self, slots: SlotAddress) -> torch.Tensor:
+        """See `CacheLayout.keys_at`."""
+        return self._keys[slots.page, :, slots.offset]
 
     def read_keys(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See `CacheLayout.read_keys`; the tokens of a channel lie side by side, as they do in a page."""

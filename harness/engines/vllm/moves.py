@@ -1,4 +1,4 @@
-"""From ranked candidates to copies: which item goes where when the tail is cut.
+"""From candidates to copies: which item goes where when the tail is cut.
 
 Items are tokens, or blocks where whole blocks leave. Shapes have fixed sizes that follow from the counts alone, so
 nothing waits for the device.
@@ -13,7 +13,7 @@ from harness.engines.vllm.groups import Part, of_layers
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.paged import PagedValues, PageGrid, SlotAddress, split_slots, take
 from policies import Phase
-from policies.selection import lowest
+from policies.selection import Candidates
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Moves:
     size: int
 
 
-def plan_moves(ranked: torch.Tensor, phase: Phase, size: int, num_tokens: int, num_keep: int) -> Moves:
+def plan_moves(candidates: Candidates, phase: Phase, size: int, num_tokens: int, num_keep: int) -> Moves:
     """Sources and targets that bring every kept token below `num_keep`.
 
     After prefill the survivors keep their order, so that pages are cut from them in order (the paper, section 4). In
@@ -36,7 +36,7 @@ def plan_moves(ranked: torch.Tensor, phase: Phase, size: int, num_tokens: int, n
     Attention does not care about slot order, because keys carry their rotation.
 
     Args:
-        ranked: int64 [..., I], the lowest leave; of blocks the newest is not among them and stays.
+        candidates: the lowest leave; of blocks the newest is not among them and stays.
         phase: see above.
         size: slots an item.
         num_tokens, num_keep: tokens before and after.
@@ -51,11 +51,10 @@ def plan_moves(ranked: torch.Tensor, phase: Phase, size: int, num_tokens: int, n
     if phase is Phase.DECODE:
         if num_tokens % size:
             raise ValueError(f"blocks of {size} leave while decoding, but {num_tokens} tokens fill no whole blocks")
-        return _fill_holes(lowest(ranked, num_leaving), num_tokens // size, size)
-    num_staying = ranked.shape[-1] - num_leaving
-    source = ranked.topk(num_staying, dim=-1, sorted=False).indices.sort(dim=-1).values
+        return _fill_holes(candidates.lowest(num_leaving), num_tokens // size, size)
+    source = candidates.highest(len(candidates) - num_leaving).sort(dim=-1).values
     if size > 1:
-        newest = source.new_full((*source.shape[:-1], 1), ranked.shape[-1])
+        newest = source.new_full((*source.shape[:-1], 1), len(candidates))
         source = torch.cat([source, newest], dim=-1)
     return Moves(source, torch.arange(source.shape[-1], device=source.device).expand_as(source), size)
 

@@ -6,17 +6,19 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionImpl
 
+from harness.engines.vllm.groups import Group
 from harness.engines.vllm.host_time import HostTime
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.signals.batch import Rows, StepBatch
 from harness.engines.vllm.signals.mass import AttentionMass
 from harness.engines.vllm.signals.moments import QueryMoments
+from harness.engines.vllm.signals.newest import NewestAttention
 from harness.engines.vllm.signals.page_sums import PageSums
 from harness.engines.vllm.signals.window import WindowQueries
 from policies import Policy, Signal, Unit
 
 PAGED_SIGNALS = frozenset({Signal.ATTENTION_MASS, Signal.SQUARED_ATTENTION})
-QUERY_SIGNALS = PAGED_SIGNALS | {Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS}
+QUERY_SIGNALS = PAGED_SIGNALS | {Signal.NEWEST_ATTENTION, Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS}
 
 
 class Observers:
@@ -59,6 +61,7 @@ class Observers:
                 if not policy.by_page
                 else PageSums(layout, scale, power=1)
             )
+        self._newest = NewestAttention(layout, num_rows, scale) if Signal.NEWEST_ATTENTION in signals else None
         self._window = (
             WindowQueries(grid.num_layers, num_rows, policy.query_window, grid.device)
             if Signal.WINDOW_QUERIES in signals
@@ -93,6 +96,8 @@ class Observers:
                 sums.begin_step(batch, batch.observed)
             else:
                 sums.begin_step(batch)
+        if self._newest is not None:
+            self._newest.begin_step(batch, range(len(rows)))
         if self._window is not None:
             self._window.begin_step(batch, rows)
         if self._moments is not None:
@@ -103,7 +108,7 @@ class Observers:
         if not self._watching:
             return
         with self.time.spent(self._decoding):
-            for observer in (self._window, self._moments, *self.sums.values()):
+            for observer in (self._newest, self._window, self._moments, *self.sums.values()):
                 if observer is not None:
                     observer.observe(layer, query)
 
@@ -133,26 +138,26 @@ class Observers:
 
     def queries_a_head(self, num_heads: int) -> int:
         """Queries that a score multiplies with every key of one of the KV heads, of which there are `num_heads`."""
+        if self._newest is not None:
+            return self._newest.num_query_heads // num_heads
         if self._window is not None:
             return self._window.num_queries // num_heads
         return 0 if self._moments is None else self._moments.num_query_heads // num_heads
 
-    def view_fields(
-        self, layers: slice, rows: torch.Tensor, num_seen: torch.Tensor, num_queries: int
-    ) -> dict[str, torch.Tensor]:
+    def view_fields(self, layers: slice, group: Group) -> dict[str, torch.Tensor]:
         """What the observers add to a `View`, [l, N, ...], but for sums of attention, which are paged.
 
         Args:
             layers: l of them.
-            rows: int64 [N], see `rows_of`.
-            num_seen: int64 [N].
-            num_queries: W of the window.
+            group: the requests; its rows as of `rows_of`.
         """
         fields = {}
+        if self._newest is not None:
+            fields["newest_attention"] = self._newest.read(layers, group.request_ids, group.alike.num_before)
         if self._window is not None:
-            fields["window_queries"] = self._window.read(layers, rows, num_seen, num_queries)
+            fields["window_queries"] = self._window.read(layers, group.rows, group.num_seen, group.alike.num_queries)
         if self._moments is not None:
-            fields["query_mean"], fields["query_cov"] = self._moments.read(layers, rows)
+            fields["query_mean"], fields["query_cov"] = self._moments.read(layers, group.rows)
         return fields
 
 

@@ -102,7 +102,11 @@ class PagedValues:
 
     def read(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """[..., T] of the first T slots of pages int64 [..., W]."""
-        return self._flat[pages].flatten(-2)[..., :num_tokens]
+        return self._flat.index_select(0, pages.flatten()).view(*pages.shape[:-1], -1)[..., :num_tokens]
+
+    def at(self, slots: SlotAddress) -> torch.Tensor:
+        """[..., M] of single slots."""
+        return self._flat[slots.page, slots.offset]
 
     def store(self, pages: torch.Tensor, values: torch.Tensor) -> None:
         """Set the first T slots of pages int64 [..., W] to [..., T]; the rest of the last page becomes 0."""

@@ -5,15 +5,18 @@ Letters: L layers, l of them at once, N requests, H KV heads (Hs: H, or 1 where 
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from harness.engines.vllm.groups import Part
+from harness.engines.vllm.key_directions import KeyDirections
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.observers import Observers
 from harness.engines.vllm.score_check import checked_scores
 from harness.engines.vllm.slices import cut
 from policies import Policy, Signal, View
+from policies.views import key_directions
 
 
 class Scorer:
@@ -24,12 +27,14 @@ class Scorer:
         policy: Policy,
         layout: CacheLayout,
         observers: Observers | None,
+        directions: KeyDirections | None,
         average_over_ranks: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         """Arguments as of `Compactor`."""
         self._policy = policy
         self._layout = layout
         self._observers = observers
+        self._directions = directions
         self._average_over_ranks = average_over_ranks
         self._layers_of_rows: dict[tuple[int, int, int], torch.Tensor] = {}
 
@@ -71,10 +76,17 @@ class Scorer:
         positions = positions[layers, ..., num_old * policy.block_size :]
         signals = self._states(part, layers, positions.shape[-1])
         if self._observers is not None:
-            signals |= self._observers.view_fields(absolute, group.rows, group.num_seen, group.alike.num_queries)
+            signals |= self._observers.view_fields(absolute, group)
             for signal, mass in self._observers.sums.items():
                 pages = part.pages(mass.values.grid)[layers]
                 signals[signal.value] = mass.values.read(pages, group.alike.num_before)
+        multiply = None
+        if self._directions is not None:
+            signals |= self._directions.fields(part, layers)
+            multiply = partial(self._multiply, part.pages(self._layout.grid)[layers], group.alike.num_before)
+        signals = {name: values.flatten(0, 1) for name, values in signals.items()}
+        if Signal.KEY_DIRECTIONS in policy.signals and self._directions is None:
+            signals |= key_directions(signals["keys"])
         layer = absolute.start
         if policy.layers_together:
             layer = self._layer_of_rows(absolute, len(group.num_seen))
@@ -85,9 +97,15 @@ class Scorer:
             positions=positions.flatten(0, 1),
             num_seen=group.num_seen.repeat(num_layers) if num_layers > 1 else group.num_seen,
             block_size=policy.block_size,
+            multiply=multiply,
             inv_freq=None if self._observers is None else self._observers.inv_freq,
-            **{name: values.flatten(0, 1) for name, values in signals.items()},
+            **signals,
         )
+
+    def _multiply(self, pages: torch.Tensor, num_tokens: int, vectors: torch.Tensor) -> torch.Tensor:
+        """See `View.times_keys`; pages int64 [l, N, H, W], the rest [l x N, H, G, D or T]."""
+        products = self._layout.times_keys(vectors.unflatten(0, pages.shape[:2]), pages, num_tokens)
+        return products.flatten(0, 1)
 
     def _layer_of_rows(self, layers: slice, num_requests: int) -> torch.Tensor:
         """The layer of each row, int64 [l x N, 1, 1]; kept, as the same are asked for at every step."""
@@ -100,6 +118,8 @@ class Scorer:
     def _states(self, part: Part, layers: slice, num_tokens: int) -> dict[str, torch.Tensor]:
         """Keys and values [l, N, H, T, D] of the last `num_tokens`, as far as the policy asks for them."""
         asked = self._policy.signals & {Signal.KEYS, Signal.VALUES}
+        if Signal.KEY_DIRECTIONS in self._policy.signals and self._directions is None:
+            asked |= {Signal.KEYS}
         if not asked:
             return {}
         pages = part.pages(self._layout.grid)[layers, ..., part.group.alike.num_old_blocks :]

@@ -1,7 +1,8 @@
 """What evicting while decoding costs a step: `python -m tests.engines.vllm.eviction_cost [POLICY ...]`.
 
 No model and no engine: compactor and observers on caches of SmolLM2's shape (30 layers, 3 KV heads, 9 query heads, head
-size 64, blocks of 32), one thread, CPU time of the main thread. Requests hold the budget, so that every step evicts (of
+size 64, blocks of 32), one thread, CPU time of the main thread. Where attention is watched, each layer's cache is read
+before, untimed, as its kernel does. Requests hold the budget, so that every step evicts (of
 policies that evict blocks, one step in 32: their cost is that of such a step divided by 32).
 """
 
@@ -31,7 +32,8 @@ class Step:
         width = -(-self._num_before // BLOCK)
         num_blocks = num_requests * width + 1
         caches = torch.randn(NUM_LAYERS, num_blocks, NUM_HEADS, BLOCK, 2 * HEAD_SIZE)
-        layout = CpuLayout(caches.unbind())
+        self._caches = caches.unbind()
+        layout = CpuLayout(self._caches)
         watches = policy.signals & QUERY_SIGNALS
         self._observers = (
             Observers(policy, layout, num_rows=num_requests + 1, scale=HEAD_SIZE**-0.5, rotary=None)
@@ -49,8 +51,9 @@ class Step:
         for table in self._tables:
             self._compactor.positions.write(table[positions // BLOCK] * BLOCK + positions % BLOCK, positions)
 
-    def run(self) -> None:
-        """Observe the newest token, then evict."""
+    def run(self) -> float:
+        """Observe the newest token, then evict; seconds of CPU time."""
+        start, untimed = time.thread_time(), 0.0
         newest = self._num_before - 1
         slots = self._tables[:, newest // BLOCK] * BLOCK + newest % BLOCK
         self._seen += 1
@@ -69,11 +72,15 @@ class Step:
                 )
             )
             for layer in range(NUM_LAYERS):
+                kernel = time.thread_time()
+                self._caches[layer].sum()
+                untimed += time.thread_time() - kernel
                 self._observers.observe(layer, self._query)
             self._observers.end_step()
         eviction = Eviction(Phase.DECODE, self._num_before, self._policy.budget, self._seen)
         tables = self._tables.tolist()
         self._compactor.evict([Victim(name, eviction, tables[row]) for row, name in enumerate(self._ids)])
+        return time.thread_time() - start - untimed
 
 
 def milliseconds(name: str, budget: int, num_requests: int, repeats: int) -> float:
@@ -81,11 +88,7 @@ def milliseconds(name: str, budget: int, num_requests: int, repeats: int) -> flo
     policy = build_policy(name, budget=budget, block_size=BLOCK)
     step = Step(policy, num_requests)
     step.run()
-    spent = []
-    for _ in range(repeats):
-        start = time.thread_time()
-        step.run()
-        spent.append(time.thread_time() - start)
+    spent = [step.run() for _ in range(repeats)]
     share = 1 / BLOCK if policy.decode_unit is Unit.BLOCK else 1
     return 1000 * share * sorted(spent)[repeats // 2]
 

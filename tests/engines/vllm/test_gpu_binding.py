@@ -199,7 +199,8 @@ def test_memory_beside_the_cache_is_what_is_allocated(policy, options):
     held = [compactor.positions._pages]
     held += [compactor._kept.values._pages] if compactor._kept else []
     for sums in observers.sums.values():
-        held += [sums.values._pages, sums._queries]
+        held += [sums.values._pages, sums._newest._queries]
+    held += [observers._newest._queries] if observers._newest else []
     held += [observers._window._ring] if observers._window else []
     held += [observers._moments._sum, observers._moments._outer] if observers._moments else []
     per_block, fixed = bytes_beside(policy, spec, NUM_QUERY_HEADS, NUM_ROWS)

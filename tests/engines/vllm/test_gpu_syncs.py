@@ -159,7 +159,7 @@ def test_no_step_and_no_eviction_waits_for_the_device(name, options):
         for phase in (Phase.PREFILL_END, Phase.DECODE):
             eviction = Eviction(phase, NUM_BEFORE, NUM_BEFORE - BLOCK, NUM_BEFORE + 3)
             engine.compactor.evict([Victim(f"r{index}", eviction, range(5)) for index in range(2)])
-            step(engine, [NUM_BEFORE - BLOCK + 1, NUM_BEFORE - BLOCK + 1, 2 * BLOCK + 1], num_new=1, prefilling=False)
+            step(engine, [NUM_BEFORE, NUM_BEFORE, 2 * BLOCK + 1], num_new=1, prefilling=False)
 
 
 @pytest.mark.parametrize("name", ["h2o", "tova"])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from harness.engines.vllm.moves import plan_moves
 from policies import Phase
+from policies.selection import Candidates
 
 SIZE = 4
 
@@ -25,7 +26,8 @@ def test_what_stays_ends_below_the_cut(phase, size, num_items, leaving, seed):
     num_candidates = num_items if size == 1 else num_items - 1
     ranked = torch.rand(2, num_candidates, generator=random).argsort(dim=-1)
     num_tokens = num_items * size - (0 if size == 1 or phase is Phase.DECODE else seed % size)
-    moves = plan_moves(ranked, phase, size, num_tokens, num_tokens - leaving * size)
+    candidates = Candidates(ranked.float(), torch.arange(num_candidates).expand_as(ranked), None)
+    moves = plan_moves(candidates, phase, size, num_tokens, num_tokens - leaving * size)
     assert moves.size == size
     for row in range(2):
         items = list(range(num_items))

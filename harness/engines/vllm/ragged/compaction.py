@@ -90,7 +90,9 @@ class RaggedCompactor(Compactor):
         self.kept_counts = KeptCounts()
         self.measured: dict[str, int] = {}
         self._placement = Placement(self._layout.grid)
-        self._scorer = RaggedScorer(self._policy, self._layout, self._observers, kwargs["average_over_ranks"])
+        self._scorer = RaggedScorer(
+            self._policy, self._layout, self._observers, self._directions, kwargs["average_over_ranks"]
+        )
 
     def forget(self, request_id: str) -> None:
         """The request is finished or preempted."""

@@ -9,7 +9,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.paged import PageGrid
-from policies import Policy
+from policies import Policy, Signal
 from policies.views import ReadSignal
 
 PAGED_LAYOUT = "LBHNC"
@@ -71,6 +71,9 @@ def refuse_ragged(
             policy.evicts and ReadSignal.PAGE_BOUNDS in policy.read_signals
         ),
         "it rotates keys by their place among those that stay, which differs by head": policy.cache_positions,
+        "it asks for signals that are kept for equal counts alone (key_directions, newest_attention)": bool(
+            policy.signals & {Signal.KEY_DIRECTIONS, Signal.NEWEST_ATTENTION}
+        ),
         "the model's attention has a sink for each query head": any(
             getattr(layer.impl, "sinks", None) is not None for layer in layers
         ),

@@ -41,28 +41,6 @@ def column_sums(queries: torch.Tensor, keys: torch.Tensor, scale: float) -> torc
     return sums
 
 
-def sums_of_newest(
-    queries: torch.Tensor, keys: torch.Tensor, scale: float, lengths: torch.Tensor | None
-) -> torch.Tensor:
-    """What the newest token's queries attend to, summed over the query heads of each KV head.
-
-    Args:
-        queries: float32 [L, N, Q, D].
-        keys: float32 [L, N, H, T, D].
-        scale: softmax scale.
-        lengths: int64 [N], the keys behind them are padding; None if there is none.
-
-    Returns:
-        float32 [L, N, H, T], 0 in padding.
-    """
-    grouped = (queries * scale).unflatten(2, (keys.shape[2], -1))
-    logits = grouped @ keys.transpose(-1, -2)
-    if lengths is not None:
-        padding = torch.arange(keys.shape[3], device=keys.device) >= lengths[:, None, None, None]
-        logits.masked_fill_(padding, float("-inf"))
-    return torch.softmax(logits, dim=-1, out=logits).sum(dim=3)
-
-
 def _queries_at_once(logits_a_query: int, device: torch.device) -> int:
     limit = LOGIT_BYTES.get(device.type, LOGIT_BYTES["cuda"])
     return max(LEAST_QUERIES, limit // (torch.float32.itemsize * logits_a_query))
