@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from policies.base import Phase, Policy, Ranking, Unit, View
+from policies.base import Phase, Policy, Ranking, View
+from policies.options import WholePages
 from policies.shares import split_by_wishes
 
 NOTHING = -1e9
@@ -81,21 +82,11 @@ class WholeRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowOrAll(WholeRows, Policy):
+class WindowOrAll(WholeRows, WholePages, Policy):
     """A policy whose second class keeps sinks and a window, by position alone; `for_model` names the first class."""
 
     allocation: ClassVar[Literal["ragged"]] = "ragged"
     per_head: ClassVar[bool] = True
-
-    @property
-    def prefill_unit(self) -> Unit:
-        """Whole pages."""
-        return Unit.BLOCK
-
-    @property
-    def decode_unit(self) -> Unit:
-        """Whole pages."""
-        return Unit.BLOCK
 
     def plan(self, phase: Phase, num_resident: int, num_seen: int | None = None) -> int:
         """The mean over both classes."""

@@ -6,14 +6,14 @@ from typing import ClassVar, Literal
 import torch
 
 from policies.attention import window_attention
-from policies.base import Phase, Policy, Ranking, Signal, Unit, View
-from policies.options import check_range
+from policies.base import Phase, Policy, Ranking, Signal, View
+from policies.options import WholePages, check_range
 from policies.ragged_selection import num_kept
 from policies.shares import page_limits, split_by_wishes
 
 
 @dataclass(frozen=True, kw_only=True)
-class CORM(Policy):
+class CORM(WholePages, Policy):
     """Score S_i = max over the last `window` queries t of t a_ti; a token stays if S_i >= 1, or if it is recent.
 
     That is the paper's rule: token i is minor for query t if its attention is below 1 / t, the average over the t
@@ -58,16 +58,6 @@ class CORM(Policy):
     def query_window(self) -> int:
         """`window`."""
         return self.window
-
-    @property
-    def prefill_unit(self) -> Unit:
-        """Whole pages."""
-        return Unit.BLOCK
-
-    @property
-    def decode_unit(self) -> Unit:
-        """Whole pages."""
-        return Unit.BLOCK
 
     def plan(self, phase: Phase, num_resident: int, num_seen: int | None = None) -> int:
         """The fewest tokens that can stay, those protected; in decode only when the newest block is full."""

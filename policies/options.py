@@ -1,4 +1,4 @@
-"""Options that several policies share: granularity of eviction, and protection that a policy sets by its own rule."""
+"""What several policies share: granularity of eviction, and protection that a policy sets by its own rule."""
 
 import math
 from dataclasses import dataclass
@@ -39,6 +39,20 @@ class Granular(Policy):
     def decode_unit(self) -> Unit:
         """As `granularity` says."""
         return Unit(self.granularity)
+
+
+class WholePages:
+    """What comes before `Policy` where whole pages leave, in prefill and in decode."""
+
+    @property
+    def prefill_unit(self) -> Unit:
+        """Whole pages."""
+        return Unit.BLOCK
+
+    @property
+    def decode_unit(self) -> Unit:
+        """Whole pages."""
+        return Unit.BLOCK
 
 
 def keep_last(policy: Policy, num_last: int, option: str) -> None:
