@@ -41,9 +41,9 @@ def split_by_best_page(ranking: Ranking, *, over_layers: bool) -> torch.Tensor:
         ranking: the candidates.
         over_layers: as in `split_by_wishes`.
     """
-    values = best_first(ranking)[..., ranking.rest :: ranking.block_size]
+    values = best_first(ranking)
     first = torch.full_like(values[..., :1], float("inf"))
-    values = torch.cat([first, values], dim=-1)[..., : _num_pages(ranking)]
+    values = torch.cat([first, values[..., ranking.rest :: ranking.block_size]], dim=-1)[..., : _num_pages(ranking)]
     return _split(ranking, values, over_layers)
 
 
