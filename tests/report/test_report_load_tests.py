@@ -104,18 +104,18 @@ def test_panels_of_several_load_tests_are_apart_and_named(two):
     bench = read_bench([two])
     looks = report_looks([], bench)
     (throughput,), latency = throughput_figures([], bench, looks), latency_figure(bench, looks)
-    title = "tiny, 12 × 384 in, 256 out, block 32"
     assert list(throughput.panels) == [
-        f"{test}, {title}: {unit}"
+        f"{test}: {unit}"
         for test in ("latency-tiny", "throughput-tiny")
         for unit in ("output tokens/s", "prompt and output tokens/s")
     ]
+    assert "All: tiny, 12 × 384 in, 256 out, block 32." in throughput.caption
     assert len(latency.panels) == 6
     more = bench_rows(block_size=64)
     write_bench(two, [*bench_rows(), *more], "page_size-tiny")
     bench = read_bench([two])
     (panel,) = block_size_figure([], bench, report_looks([], bench)).panels
-    assert panel == "page_size-tiny, tiny, 12 × 384 in, 256 out: prompt and output tokens/s"
+    assert panel == "page_size-tiny: prompt and output tokens/s"
 
 
 def test_compaction_and_mean_memory_are_said_to_be_what_they_are(two):

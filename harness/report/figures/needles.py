@@ -28,6 +28,7 @@ def needle_figures(group: Group) -> list[Figure | Skipped]:
         unit=grid("Length (tokens)", "Depth (% of the text)", "Score", (0, 1), "ascending"),
         rows=rows,
         panels=list(dict.fromkeys(row["panel"] for row in rows)),
+        shared=("x", "y"),
         group=group.name,
     )
     kept = [row for run in group.finished for row in _kept_rows(run)]
@@ -41,6 +42,7 @@ def needle_figures(group: Group) -> list[Figure | Skipped]:
         unit=grid("KV head", "Layer", "Share kept", (0, 1)),
         rows=kept,
         panels=list(dict.fromkeys(row["panel"] for row in kept)),
+        shared=("x", "y"),
         group=group.name,
     )
     return [found, survival]

@@ -88,7 +88,8 @@ def heads_figure(group: Group) -> Figure | Skipped:
         return Skipped(name, "in no run layers and heads keep unequally many tokens")
     panels = list(dict.fromkeys(row["panel"] for row in rows))
     title, caption = f"Tokens kept by layer and head, {group.title}", f"{setting(group)} {HEADS}"
-    return Figure(name, title, caption, grid("KV head", "Layer", "Tokens"), rows, panels, group=group.name)
+    unit = grid("KV head", "Layer", "Tokens")
+    return Figure(name, title, caption, unit, rows, panels, ("x", "y"), group=group.name)
 
 
 def _of_phase(recorded: Recorded, phase: Phase) -> list[tuple[Run, list[RetentionMap]]]:

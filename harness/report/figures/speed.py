@@ -1,13 +1,13 @@
 """Figures of memory over time and of speed: blocks in use, samples a second, latency, and speed against block size."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.engines.contract import BlockUsageSample
 from harness.report.figures.figure import Figure, Look, Skipped
 from harness.report.figures.marks import Axes, budget_unit, over_budgets, point, steps, with_budget
 from harness.report.figures.scores import block_size_rows
-from harness.report.reading.load_tests import FILE_NAME, BenchRow, BenchSetting, has_several, settings
+from harness.report.reading.load_tests import FILE_NAME, BenchRow, BenchSetting, settings
 from harness.report.reading.runs import Group, Run, budget_text
 from harness.report.reading.usage import read_usage, thinned
 from harness.report.tables.conditions import setting, source_of_blocks, speed_warnings, warnings
@@ -28,6 +28,8 @@ RUN_CAPTION = (
     "All samples were sent at once; one run a point, no repeats. Answers differ in length (right), and nonsense seldom "
     "stops early: compare samples a second, not tokens."
 )
+
+SHARED = ("load_test", "model", "load", "block_size", "device")
 
 Looks = Mapping[str, Look]
 
@@ -56,8 +58,10 @@ def throughput_figures(groups: Sequence[Group], bench: Sequence[BenchRow], looks
         for one in members
         if one.median(field) is not None
     ]
-    name = "throughput-vs-budget"
-    figures = [_figure(f"{name}-bench", "Throughput, load tests", BENCH_CAPTION, rows, looks, bench, NO_BENCH)]
+    name, about = "throughput-vs-budget", _same(bench) if bench else ""
+    figures = [
+        _figure(f"{name}-bench", "Throughput, load tests", f"{BENCH_CAPTION} {about}", rows, looks, bench, NO_BENCH)
+    ]
     for group in groups:
         readers = {"samples/s": samples_per_s, "mean answer (tokens)": mean_answer_tokens}
         timed = [run for run in group.finished if samples_per_s(run) is not None]
@@ -86,7 +90,7 @@ def block_size_figure(groups: Sequence[Group], bench: Sequence[BenchRow], looks:
     by_load: dict[str, list[dict[str, Any]]] = {}
     for one in settings(bench):
         row = one.rows[0]
-        title = f"{_title(row, (row.model, row.load, row.device), bench)}: {TOTAL}"
+        title = ": ".join(filter(None, [_title(row, bench, [name for name in SHARED if name != "block_size"]), TOTAL]))
         named = _bench_row(one, title, "total_tok_s", "total_tok_s")
         place = {"kind": "point", "x": str(row.block_size), "series": with_budget(row.series, row.budget)}
         by_load.setdefault(title, []).append(named | place)
@@ -134,18 +138,26 @@ def _bench_row(one: BenchSetting, panel: str, field: str, high_field: str) -> di
 
 
 def _by_load(bench: Sequence[BenchRow]) -> dict[str, list[BenchSetting]]:
-    """Settings that differ in policy and budget only, by what they share; "" where all do."""
+    """Settings that differ in policy and budget only, by what tells them from others; "" where all share that."""
     shared: dict[str, list[BenchSetting]] = {}
     for one in settings(bench):
-        row = one.rows[0]
-        title = _title(row, (row.model, row.load, f"block {row.block_size}", row.device), bench)
-        shared.setdefault(title, []).append(one)
-    return shared if len(shared) != 1 else {"": next(iter(shared.values()))}
+        shared.setdefault(_title(one.rows[0], bench, SHARED), []).append(one)
+    return shared
 
 
-def _title(row: BenchRow, parts: Iterable[str], bench: Sequence[BenchRow]) -> str:
-    """What the rows of a panel have in common; the load test's name where a report holds several."""
-    return ", ".join(part for part in ((row.load_test if has_several(bench) else ""), *parts) if part)
+def _title(row: BenchRow, bench: Sequence[BenchRow], fields: Sequence[str]) -> str:
+    """Those of the row's settings in which the load tests of the report differ."""
+    return ", ".join(_texts(row)[field] for field in fields if len({getattr(one, field) for one in bench}) > 1)
+
+
+def _same(bench: Sequence[BenchRow]) -> str:
+    """The settings in which they do not differ, for a caption."""
+    same = [_texts(bench[0])[field] for field in SHARED if len({getattr(one, field) for one in bench}) == 1]
+    return f"All: {', '.join(filter(None, same))}." if any(same) else ""
+
+
+def _texts(row: BenchRow) -> dict[str, str]:
+    return {field: getattr(row, field) for field in SHARED} | {"block_size": f"block {row.block_size}"}
 
 
 def _usage_rows(run: Run, usage: Sequence[BlockUsageSample]) -> list[dict[str, Any]]:

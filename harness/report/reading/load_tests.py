@@ -135,11 +135,6 @@ def read_bench(paths: Sequence[Path]) -> list[BenchRow]:
     return rows
 
 
-def has_several(rows: Sequence[BenchRow]) -> bool:
-    """Whether the rows come from more than one load test, so that it has to be named."""
-    return len({row.load_test for row in rows}) > 1
-
-
 def settings(rows: Sequence[BenchRow]) -> list[BenchSetting]:
     """Put repeats of one load test together: by `shared`, the full cache first, then by budget and policy."""
     grouped: dict[tuple[Any, ...], list[BenchRow]] = {}

@@ -49,7 +49,7 @@ class Quantity:
 
 
 def memory_table(group: Group) -> Table:
-    """Blocks in use and resident tokens, with the share of the full cache's memory of a request."""
+    """What compares policies first, a request's memory beside the full cache's; then tokens, then the pool."""
     to_full = Quantity("request_kv_to_full", "To full", "% of KV a request", 1, lambda run: _share_of_full(group, run))
     caption = (
         f"{setting(group)} {source_of_blocks(group)} Peak and mean are of the whole pool: they depend on how many "
@@ -58,7 +58,9 @@ def memory_table(group: Group) -> Table:
         "many requests at once. Resident tokens are those of one layer of one request: the peak is reached while its "
         f"prompt is read, the end is what stays after evictions. {BUDGET_MEANING}."
     )
-    return _table(group, "memory", "KV memory", caption, [*_MEMORY, to_full, *_NOT_FREED], warnings(group))
+    a_request = Quantity("request_kv_mib", "KV a request", "MiB", 1, request_kv_mib)
+    quantities = [a_request, to_full, *_NOT_FREED, *_KEPT, *_POOL]
+    return _table(group, "memory", "KV memory", caption, quantities, warnings(group))
 
 
 def speed_table(group: Group) -> Table:
@@ -167,16 +169,7 @@ _NOMINAL_MEANING = (
     "Nominal: what a cache with shorter keys would save at most of the bytes that are kept (ThinK zeroes key "
     "channels). Nothing of it is freed, and no other figure counts it."
 )
-_MEMORY = (
-    Quantity("block_size", "Block", "tokens", 0, lambda run: run.block_size),
-    Quantity("peak_blocks", "Peak blocks", "", 0, _recorded("memory", "peak_blocks")),
-    Quantity("peak_prefill_blocks", "In prefill", "peak blocks", 0, lambda run: peak_blocks(read_usage(run), True)),
-    Quantity("peak_decode_blocks", "In decode", "peak blocks", 0, lambda run: peak_blocks(read_usage(run), False)),
-    Quantity("peak_kv_mib", "Peak KV", "MiB", 1, _recorded("memory", "peak_kv_bytes", 1 / MIB)),
-    Quantity("mean_blocks", "Mean blocks", "", 1, lambda run: mean_blocks(read_usage(run))),
-    Quantity("mean_kv_mib", "Mean KV", "MiB", 1, lambda run: _in_mib(run, mean_blocks(read_usage(run)))),
-    Quantity("blocks_per_request", "Blocks a request", "", 1, lambda run: blocks_per_request(read_usage(run))),
-    Quantity("request_kv_mib", "KV a request", "MiB", 1, request_kv_mib),
+_KEPT = (
     Quantity("peak_resident_tokens", "Resident, peak", "tokens, max", 0, _recorded("memory", "peak_resident_tokens")),
     Quantity(
         *("mean_peak_resident_tokens", "Resident, mean peak", "tokens", 0),
@@ -195,6 +188,16 @@ _MEMORY = (
             ("most_kept_tokens", "Most", "of a head"),
         )
     ),
+)
+_POOL = (
+    Quantity("blocks_per_request", "Blocks a request", "", 1, lambda run: blocks_per_request(read_usage(run))),
+    Quantity("block_size", "Block", "tokens", 0, lambda run: run.block_size),
+    Quantity("peak_blocks", "Peak blocks", "", 0, _recorded("memory", "peak_blocks")),
+    Quantity("peak_prefill_blocks", "In prefill", "peak blocks", 0, lambda run: peak_blocks(read_usage(run), True)),
+    Quantity("peak_decode_blocks", "In decode", "peak blocks", 0, lambda run: peak_blocks(read_usage(run), False)),
+    Quantity("peak_kv_mib", "Peak KV", "MiB", 1, _recorded("memory", "peak_kv_bytes", 1 / MIB)),
+    Quantity("mean_blocks", "Mean blocks", "", 1, lambda run: mean_blocks(read_usage(run))),
+    Quantity("mean_kv_mib", "Mean KV", "MiB", 1, lambda run: _in_mib(run, mean_blocks(read_usage(run)))),
 )
 _NOT_FREED = (
     Quantity(

@@ -32,12 +32,13 @@ function pageConfig(names, width) {
   };
 }
 
-function layOut(figure, rows, panels, width) {
-  const names = [...new Set(rows.map((row) => row.series))];
+// The legend names every series of the figure, also where one panel is shown.
+function layOut(figure, names, rows, panels, width) {
   const spec = { data: { values: rows }, params: [{ name: "at", value: -1 }], config: pageConfig(names, width) };
   const unit = structuredClone(figure.unit);
   if (figure.panels.length === 1) {
-    const fitted = { width: unit.width ?? Math.floor(width), height: unit.height ?? Math.min(320, Math.max(190, width * 0.55)) };
+    const height = unit.height?.step ? unit.height.step * names.length : unit.height ?? Math.min(320, Math.max(190, width * 0.55));
+    const fitted = { width: unit.width ?? Math.floor(width), height };
     const title = panels[0] ? { title: panels[0] } : {};
     return { ...spec, ...unit, ...fitted, ...title, ...(unit.width ? {} : { autosize: { type: "fit-x", contains: "padding" } }) };
   }
@@ -63,7 +64,7 @@ async function draw(box) {
   state.shown = shown;
   state.view?.finalize();
   if (!shown.length) return state.place.replaceChildren();
-  const spec = themed(layOut(figure, shown, panels, state.place.clientWidth));
+  const spec = themed(layOut(figure, state.names, shown, panels, state.place.clientWidth));
   // Vega warns of every optional mark (an interval, a level) that a panel has none of; mistakes still throw.
   const options = { logLevel: ERRORS_ONLY, actions: false, renderer: "svg", mode: "vega-lite", tooltip: { theme: isDark() ? "dark" : "light" } };
   const result = await vegaEmbed(state.place, spec, options);
@@ -87,8 +88,8 @@ function setUp(box) {
     });
     state.tools.append(pick);
   }
-  const names = [...new Set(state.rows.map((row) => row.series).filter((name) => name !== undefined))];
-  if (names.length > 1) state.tools.append(seriesChoice(box, names));
+  state.names = [...new Set(state.rows.map((row) => row.series).filter((name) => name !== undefined))];
+  if (state.names.length > 1) state.tools.append(seriesChoice(box, state.names));
 }
 
 function seriesChoice(box, names) {
