@@ -118,8 +118,12 @@ def test_a_sentence_a_policy_says_score_memory_and_time(answers):
     assert next(iter(found)) == "full"
     assert set(found) == {"full", "window", "random"}
     assert re.match(r"scores \d+\.\d with 10\.0 MiB of KV memory a request and 0\.2 s a sample\.$", found["full"])
-    clauses = found["window"].rstrip(".").split("; ")
-    assert [clause.split(" ")[1] for clause in clauses] == ["128", "256", "512"]
+    pattern = r"at 128 / 256 / 512 keeps (\d+) / (\d+) / (\d+) % of the score \(significantly less: all\), with "
+    row = re.fullmatch(pattern + r"10 / 20 / 40 % of the memory, 50 % of the time\.", found["window"])
+    of_window = [one for one in answers if one.run.policy == "window"]
+    assert row.groups() == tuple(f"{one.kept:.0f}" for one in of_window)
+    clauses = dict(sentences([one for one in answers if one.run.budget != 512]))["window"].rstrip(".").split("; ")
+    assert [clause.split(" ")[1] for clause in clauses] == ["128", "256"]
     pattern = (
         r"at 256 keeps \d+ % \[\d+, \d+\] of the score, significantly less, with 20 % of the memory, 50 % of the time"
     )

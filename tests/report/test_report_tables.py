@@ -254,7 +254,7 @@ def test_what_is_not_freed_stands_apart_from_what_is(tmp_path):
     assert [row[4].text for row in again.rows] == ["-", "-", "12.5"]
     assert [record["read_share"] for record in again.records] == [None, None, 12.5]
     said = dict(sentences(find_answers(group, find_differences(group))))
-    assert "20 % of the memory (up to 20 % of it saved in name only, not freed)" in said[thinned.series]
+    assert "20 % of the memory (up to 20 % of the memory saved in name only, not freed)" in said[thinned.series]
     assert "in name only" not in said[plain.series]
 
 

@@ -10,6 +10,7 @@ from harness.report.tables.differences import Differences
 from harness.report.tables.grid import Cell, Column, Table, interval_text, number_cell
 from harness.statistics.paired import SIGNIFICANT
 
+MIN_IN_A_ROW = 3
 CAPTION = (
     "Score: mean of tasks, 0 to 100, and its share of the full cache's; the interval is that of the paired difference, "
     "in percent of the full cache's score. KV memory: of a running request, mean over time. Time: of a sample with all "
@@ -49,7 +50,7 @@ def sentences(answers: Sequence[Answer]) -> list[tuple[str, str]]:
     for one in answers:
         named.setdefault(one.run.series, []).append(one)
     ordered = sorted(named.items(), key=lambda item: (not _is_full(item[1]), -max(_rank(one) for one in item[1])))
-    return [(name, "; ".join(_clause(one) for one in members) + ".") for name, members in ordered]
+    return [(name, f"{_text(members)}.") for name, members in ordered]
 
 
 def answer_table(group: Group, answers: Sequence[Answer]) -> Table:
@@ -108,6 +109,34 @@ def _rank(one: Answer) -> float:
     return one.score if one.kept is None else one.kept
 
 
+def _text(members: Sequence[Answer]) -> str:
+    """Budget by budget for one or two of them, else the figures of all in a row."""
+    if len(members) < MIN_IN_A_ROW or any(one.kept is None for one in members):
+        return "; ".join(_clause(one) for one in members)
+    apart = [one for one in members if one.is_told_apart]
+    where = "all" if len(apart) == len(members) else ", ".join(budget_text(one.run.budget) for one in apart)
+    word = "significantly less" if all(one.kept < 100 for one in apart) else "told apart from full"
+    verdict = f"({word}: {where})" if apart else "(not told apart)"
+    if all(one.is_told_apart is None for one in members):
+        verdict = "(not tested)"
+    costs = {share: [getattr(one, share) for one in members] for share in ("memory", "time")}
+    known = [f"{_in_a_row(values)} % of the {share}" for share, values in costs.items() if None not in values]
+    at = " / ".join(budget_text(one.run.budget) for one in members)
+    kept = _in_a_row([one.kept for one in members])
+    said = ", with ".join(filter(None, [f"at {at} keeps {kept} % of the score {verdict}", ", ".join(known)]))
+    return said + _unfreed(members[0])
+
+
+def _in_a_row(values: Sequence[float]) -> str:
+    texts = [f"{value:.0f}" for value in values]
+    return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
+
+
+def _unfreed(one: Answer) -> str:
+    nominal = nominal_saving(one.run)
+    return "" if nominal is None else f" (up to {nominal:.0f} % of the memory saved in name only, not freed)"
+
+
 def _clause(one: Answer) -> str:
     at = f"at {budget_text(one.run.budget)} " if one.run.budget is not None else ""
     if one.run.policy == FULL_CACHE_POLICY:
@@ -120,9 +149,7 @@ def _clause(one: Answer) -> str:
     spread = "" if one.kept_low is None else f" {interval_text(one.kept_low, one.kept_high, 0)}"
     told = "significantly less" if one.kept < 100 else "significantly more"
     verdict = {True: f", {told}", False: ", not told apart", None: ""}[one.is_told_apart]
-    nominal = nominal_saving(one.run)
-    unfreed = "" if nominal is None else f" (up to {nominal:.0f} % of it saved in name only, not freed)"
-    costs = [] if one.memory is None else [f"{one.memory:.0f} % of the memory{unfreed}"]
+    costs = [] if one.memory is None else [f"{one.memory:.0f} % of the memory{_unfreed(one)}"]
     costs += [] if one.time is None else [f"{one.time:.0f} % of the time"]
     return f"{at}keeps {one.kept:.0f} %{spread} of the score{verdict}" + (f", with {', '.join(costs)}" if costs else "")
 

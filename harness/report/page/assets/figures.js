@@ -37,10 +37,14 @@ function layOut(figure, names, rows, panels, width) {
   const spec = { data: { values: rows }, params: [{ name: "at", value: -1 }], config: pageConfig(names, width) };
   const unit = structuredClone(figure.unit);
   if (figure.panels.length === 1) {
-    const height = unit.height?.step ? unit.height.step * names.length : unit.height ?? Math.min(320, Math.max(190, width * 0.55));
-    const fitted = { width: unit.width ?? Math.floor(width), height };
     const title = panels[0] ? { title: panels[0] } : {};
-    return { ...spec, ...unit, ...fitted, ...title, ...(unit.width ? {} : { autosize: { type: "fit-x", contains: "padding" } }) };
+    // Names of bars take what they need; elsewhere the axis is narrow, and Vega does not fit an axis of steps.
+    if (unit.height?.step) {
+      const height = unit.height.step * names.length;
+      return { ...spec, ...unit, ...title, width: Math.floor(width), height, autosize: { type: "fit-x", contains: "padding" } };
+    }
+    const height = unit.height ?? Math.min(320, Math.max(190, width * 0.55));
+    return { ...spec, ...unit, ...title, width: unit.width ?? Math.floor(width) - 75, height };
   }
   const size = unit.width ?? 250;
   const columns = Math.max(1, Math.min(panels.length, MANY_PANELS, Math.floor(width / (size + 70))));
