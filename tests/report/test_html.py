@@ -28,13 +28,15 @@ ACCURACY = "#accuracy [data-group]:not([hidden]) table"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """A report on two groups of runs; the larger one is shown first."""
+    """A report on three groups of runs; the largest one is shown first."""
     parent = tmp_path_factory.mktemp("runs")
     write_run(parent, retention=True)
     for policy in ("window", "random"):
         for budget in (128, 256):
             write_run(parent, policy, budget, retention=True)
     write_run(parent, model="other", tasks=("qasper",))
+    for policy, budget in (("full", None), ("window", 256)):
+        write_run(parent, policy, budget, model="one_budget", tasks=("qasper",))
     write_bench(parent, bench_rows())
     out = tmp_path_factory.mktemp("report")
     assert main([str(parent), "--out", str(out), *PAPER]) == 0
@@ -235,6 +237,17 @@ def test_another_model_can_be_chosen(driver):
     assert column(driver, ACCURACY, 0) == ["full"]
     assert find(driver, "#differences .empty").is_displayed()
     assert len(find_all(driver, "#sample-browser tbody tr")) == 10
+
+
+@needs_browser
+def test_one_task_at_one_budget_is_drawn_without_console_messages(page):
+    from selenium.webdriver.support.ui import Select
+
+    with open_page(page) as browser:
+        Select(find(browser, "#group")).select_by_value("one_budget-longbench_mini-limit12")
+        draw_all(browser)
+        assert find_all(browser, "#chart-accuracy-vs-budget-one_budget-longbench_mini-limit12 svg")
+        assert browser.get_log("browser") == []
 
 
 @needs_browser

@@ -32,10 +32,20 @@ function pageConfig(names, width) {
   };
 }
 
-// The legend names every series of the figure, also where one panel is shown.
-function layOut(figure, names, rows, panels, width) {
+// The legend names what is shown; colours and shapes stay those of the whole figure.
+function nameOnly(unit, names) {
+  for (const { encoding } of unit.layer) {
+    for (const channel of ["color", "shape", "strokeDash"]) {
+      if (encoding?.[channel]?.field === "series" && encoding[channel].legend) encoding[channel].legend.values = names;
+    }
+  }
+}
+
+function layOut(figure, rows, panels, width) {
+  const names = [...new Set(rows.map((row) => row.series).filter((name) => name !== undefined))];
   const spec = { data: { values: rows }, params: [{ name: "at", value: -1 }], config: pageConfig(names, width) };
   const unit = structuredClone(figure.unit);
+  nameOnly(unit, names);
   if (figure.panels.length === 1) {
     const title = panels[0] ? { title: panels[0] } : {};
     // Names of bars take what they need; elsewhere the axis is narrow, and Vega does not fit an axis of steps.
@@ -68,7 +78,7 @@ async function draw(box) {
   state.shown = shown;
   state.view?.finalize();
   if (!shown.length) return state.place.replaceChildren();
-  const spec = themed(layOut(figure, state.names, shown, panels, state.place.clientWidth));
+  const spec = themed(layOut(figure, shown, panels, state.place.clientWidth));
   // Vega warns of every optional mark (an interval, a level) that a panel has none of; mistakes still throw.
   const options = { logLevel: ERRORS_ONLY, actions: false, renderer: "svg", mode: "vega-lite", tooltip: { theme: isDark() ? "dark" : "light" } };
   const result = await vegaEmbed(state.place, spec, options);
@@ -92,8 +102,8 @@ function setUp(box) {
     });
     state.tools.append(pick);
   }
-  state.names = [...new Set(state.rows.map((row) => row.series).filter((name) => name !== undefined))];
-  if (state.names.length > 1) state.tools.append(seriesChoice(box, state.names));
+  const names = [...new Set(state.rows.map((row) => row.series).filter((name) => name !== undefined))];
+  if (names.length > 1) state.tools.append(seriesChoice(box, names));
 }
 
 function seriesChoice(box, names) {
