@@ -27,8 +27,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders that hold them")
     parser.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help="write everything here (default: %(default)s)"
+        "--out", type=Path, metavar="DIR", help=f"write everything here (default: {DEFAULT_OUT} without --figures)"
     )
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="write only the figures, here")
     parser.add_argument(
         "--paper", type=Path, metavar="DIR", help=f"published numbers (default: {DEFAULT_PAPER}, if it is there)"
     )
@@ -42,6 +43,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.samples_per_task < 0:
         raise UserError(f"--samples-per-task={options.samples_per_task} is negative. Use 0 or more.")
     from harness.report.document import DOCUMENT, FIGURES, PAGE, TABLES, make_report, read_sources, write_report
+    from harness.report.figures.all import write_figures
     from harness.report.figures.figure import FORMATS, Skipped
 
     paper = options.paper or (DEFAULT_PAPER if DEFAULT_PAPER.is_dir() else None)  # not there outside the repository
@@ -53,10 +55,20 @@ def _run(options: argparse.Namespace) -> None:
     skipped = [figure for figure in report.figures if isinstance(figure, Skipped)]
     for one in skipped:
         print(f"skipped   {one.name}: {one.reason}")
-    write_report(sources, report, options.out, options.samples_per_task)
-    count = f"({len(report.figures) - len(skipped)}, each as {', '.join(FORMATS).upper()})"
-    for what, name in (("Tables", TABLES), ("Figures", f"{FIGURES} {count}"), ("Document", DOCUMENT), ("Page", PAGE)):
-        print(f"{what:<9} {options.out / name}")
+    count = f"{len(report.figures) - len(skipped)}, each as {', '.join(FORMATS).upper()}"
+    if options.figures is not None:
+        write_figures(options.figures, report.figures)
+        print(f"Figures   {options.figures} ({count})")
+    if options.figures is None or options.out is not None:
+        out = options.out or DEFAULT_OUT
+        write_report(sources, report, out, options.samples_per_task)
+        for what, name in (
+            ("Tables", TABLES),
+            ("Figures", f"{FIGURES} ({count})"),
+            ("Document", DOCUMENT),
+            ("Page", PAGE),
+        ):
+            print(f"{what:<9} {out / name}")
 
 
 if __name__ == "__main__":

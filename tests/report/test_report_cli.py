@@ -46,6 +46,12 @@ def test_it_writes_tables_figures_document_and_page_and_says_where(runs, tmp_pat
     assert f"skipped   retention-{group}: no run recorded retained positions" in printed
 
 
+def test_only_figures_can_be_asked_for(runs, tmp_path):
+    assert main([str(runs), "--figures", str(tmp_path / "figures"), *PAPER]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["figures"]
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg", ".png", ".json"}
+
+
 def test_a_report_of_load_tests_alone(tmp_path):
     write_bench(tmp_path / "runs", bench_rows())
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *PAPER]) == 0
