@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sorting_selection import select as select_by_sorting
 
 from policies import Phase, build_policy
-from policies.selection import SCORE_BITS, candidates, comparable, ranks, select
+from policies.selection import SCORE_BITS, Candidates, candidates, comparable, ranks, select
 
 BLOCK = 4
 OPTIONS = {
@@ -18,8 +18,9 @@ OPTIONS = {
 
 
 def few_values(random, shape):
-    """Ties everywhere, zeros of both signs, and numbers that differ behind the bits that count."""
-    pool = torch.tensor([0.0, -0.0, 1.0, 1.0 + 2.0**-SCORE_BITS / 3, -2.5, -2.5 * (1 + 2.0**-22), 1e-30, -1e30, 3e38])
+    """Ties everywhere, zeros of both signs, numbers that differ behind the bits that count, one that rounds to inf."""
+    near = [1.0, 1.0 + 2.0**-SCORE_BITS / 3, -2.5, -2.5 * (1 + 2.0**-22)]
+    pool = torch.tensor([0.0, -0.0, *near, 1e-30, -1e30, torch.finfo(torch.float32).max])
     return pool[torch.randint(len(pool), shape, generator=random)]
 
 
@@ -74,3 +75,9 @@ def test_nothing_but_the_scores_decides_where_nothing_is_protected(phase):
     scores = torch.tensor([[[[3.0, 1.0, 2.0, 1.0, 5.0]]]])
     kept = select(policy, phase, scores, torch.arange(5)[None, None, None], torch.tensor([5]), 4)
     assert kept.flatten().tolist() == [True, False, True, True, True], "of the two lowest the earlier leaves"
+
+
+def test_a_protected_token_stays_beside_others_that_are_as_large_as_can_be():
+    scores = torch.full((1, 4), torch.finfo(torch.float32).max)
+    protected = torch.tensor([[True, True, False, False]])
+    assert Candidates(scores, torch.arange(4)[None], protected).lowest(1).tolist() == [[2]]
