@@ -106,8 +106,8 @@ def _memory_line(manifest: Manifest, metrics: dict[str, Any]) -> str:
     return (
         f"KV memory    peak {memory['peak_kv_bytes'] / MIB:.1f} MiB ({memory['peak_blocks']} blocks of "
         f"{memory['block_size']} tokens), mean over time {_number(_mib(memory['mean_kv_bytes']), 1)} MiB; a request's "
-        f"resident tokens: "
-        f"at most {memory['peak_resident_tokens']}, at its end {at_end} on average{_kept_text(memory)}{source}"
+        f"resident tokens: at most {memory['peak_resident_tokens']}, at its end {at_end} on average"
+        f"{_kept_text(memory)}{_read_text(memory)}{source}"
     )
 
 
@@ -119,6 +119,13 @@ def _kept_text(memory: dict[str, Any]) -> str:
         f"; a layer and head kept {memory['least_kept_tokens']} to {memory['most_kept_tokens']} tokens of a prompt, "
         f"{_number(memory['mean_kept_tokens'], 0)} on average"
     )
+
+
+def _read_text(memory: dict[str, Any]) -> str:
+    """Of policies that read less than they keep."""
+    if memory["mean_read_share"] is None:
+        return ""
+    return f"; a decode step read {100 * memory['mean_read_share']:.1f} % of them, which frees nothing"
 
 
 def _speed_line(metrics: dict[str, Any]) -> str:

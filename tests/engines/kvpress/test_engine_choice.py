@@ -180,7 +180,7 @@ def test_a_policy_that_does_not_fit_is_refused_before_a_model_is_loaded(configur
     assert message in str(error.value)
 
 
-def test_a_run_records_what_was_read_beside_what_was_freed(configure, tiny_path, tmp_path):
+def test_a_run_records_what_was_read_beside_what_was_freed(configure, tiny_path, tmp_path, capsys):
     config = configure(
         "engine=hf",
         "policy=quest",
@@ -206,3 +206,5 @@ def test_a_run_records_what_was_read_beside_what_was_freed(configure, tiny_path,
     assert read["mean_tokens"] == [[round(total / num_steps, 2)] * 2 for total in by_layer]
     assert memory["mean_read_share"] == pytest.approx(sum(by_layer) / (3 * sum(held)), abs=1e-4)
     assert memory["mean_read_tokens"] == pytest.approx(sum(by_layer) / 3 / num_steps, abs=0.1)
+    said = f"a decode step read {100 * memory['mean_read_share']:.1f} % of them, which frees nothing"
+    assert said in " ".join(capsys.readouterr().out.split())
