@@ -36,6 +36,7 @@ USE_ATTENTION = {
     "h2o",
     "lagkv",
     "pyramid_kv",
+    "sentencekv",
     "snapkv",
     "tova",
 }

@@ -128,7 +128,7 @@ def press_for(name: str, budget: int | None, block_size: int, options: dict[str,
             raise UserError(f"policy.name={name} needs policy.budget, in tokens.")
         return {**options, "name": name.removeprefix(PREFIX)}
     policy = build_policy(name, budget=budget, block_size=block_size, options=options)
-    if not policy.evicts:
+    if policy.is_idle:
         return None
     if name not in COUNTERPARTS:
         raise UserError(NOT_H2O if name == "h2o" else _no_counterpart(name))
