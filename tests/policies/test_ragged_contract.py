@@ -42,6 +42,8 @@ def lengths_of(policy: Policy, phase: Phase, num_requests: int, generator: torch
     pages = torch.full((NUM_LAYERS * NUM_HEADS,), 5)
     for _ in range(4):
         taken, given_to = torch.randint(NUM_LAYERS * NUM_HEADS, (2,), generator=generator).tolist()
+        if getattr(policy, "scope", "global") == "layer":  # then a layer never has more or fewer than its own
+            given_to = taken // NUM_HEADS * NUM_HEADS + given_to % NUM_HEADS
         if pages[taken] > 3:
             pages[taken] -= 1
             pages[given_to] += 1
