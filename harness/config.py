@@ -51,12 +51,13 @@ class PolicyConfig:
     """What to keep.
 
     Attributes:
-        budget: tokens that stay resident per layer and KV head; None for the full cache.
+        budget: tokens that stay resident per layer and KV head, or the share of each prompt, as 0.25 or "25%"; None for
+            the full cache. An int or a float after `to_dataclass`.
         options: the policy's own fields.
     """
 
     name: str = MISSING
-    budget: int | None = None
+    budget: Any = None
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig
 
-from harness.budget import FULL_CACHE_POLICY, check_budget, warn_of_idle_policy
+from harness.budget import FULL_CACHE_POLICY, check_budget, parse_budget, warn_of_idle_policy
 from harness.config import (
     BYTES_OF_DTYPE,
     ENGINES_WITHOUT_POOL,
@@ -94,6 +94,10 @@ def _fill_engine(engine: EngineConfig, model: ModelConfig) -> EngineConfig:
 
 
 def _fill_policy(policy: PolicyConfig) -> PolicyConfig:
+    try:
+        policy = replace(policy, budget=parse_budget(policy.budget))
+    except ValueError as error:
+        raise UserError(str(error)) from None
     if policy.name != FULL_CACHE_POLICY or policy.budget is None:
         return policy
     print(f"warning: policy=full ignores policy.budget={policy.budget}.", file=sys.stderr)

@@ -12,9 +12,12 @@ from harness.benchmarks.longbench.aggregates import overall_average
 from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring import TaskScore, task_score
 from harness.benchmarks.tasks import TASKS
+from harness.budget import is_share
 from harness.by_length import scores_by_length
 from harness.store.manifest import Manifest, Session
 from harness.store.predictions import Prediction
+
+ROUNDING = 1e-6  # of a product of tokens and a share, which are exact elsewhere
 
 
 def run_metrics(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -54,9 +57,20 @@ def task_scores(manifest: Manifest, predictions: Sequence[Prediction]) -> dict[s
     return {name: _task_score(name, rows, expected[name]) for name, rows in _by_task(manifest, predictions).items()}
 
 
-def over_budget(budget: int | None, predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The samples whose prompt is longer than the budget, so that something has to be evicted."""
-    return [] if budget is None else [p for p in predictions if p.num_prompt_tokens > budget]
+def over_budget(budget: float | None, predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The samples from whose prompt the policy has to evict; older records tell by the length of the prompt alone."""
+    if budget is None:
+        return []
+    planned = (budget if p.planned_tokens is None else p.planned_tokens for p in predictions)
+    return [p for p, tokens in zip(predictions, planned, strict=True) if p.num_prompt_tokens > tokens]
+
+
+def with_least_budget(budget: float | None, block_size: int, predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The samples whose share of the prompt is less than the policy can work with, so that they keep more."""
+    if not is_share(budget):
+        return []
+    blocks = [(p, budget * p.num_prompt_tokens + block_size) for p in predictions if p.budget_tokens is not None]
+    return [p for p, tokens in blocks if p.budget_tokens > tokens - ROUNDING]  # a share rounded up is less
 
 
 def is_full_cache_answer(options: Mapping[str, Any], prediction: Prediction) -> bool:
@@ -224,6 +238,7 @@ def _eviction(manifest: Manifest, rows: Sequence[Prediction]) -> dict[str, Any]:
         "num_evicted_tokens": sum(p.num_evicted_tokens for p in rows),
         "share_evicted": _mean(p.num_evictions > 0 for p in rows),
         "num_over_budget": len(over),
+        "num_with_least_budget": len(with_least_budget(budget, manifest.config["engine"]["block_size"], rows)),
         "num_over_budget_not_evicted": sum(p.num_evictions == 0 for p in over),
         "num_full_cache_answers": sum(is_full_cache_answer(options, p) for p in over),
         "num_preemptions": sum(p.num_preemptions for p in rows),

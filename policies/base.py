@@ -16,11 +16,12 @@ evicted slots are refilled by newer tokens, so only `positions` tells the age of
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 import torch
 
+from policies.prompt_share import PromptShare
 from policies.views import Phase, Ranking, ReadSignal, ReadView, Signal, Unit, View
 
 
@@ -35,6 +36,8 @@ class Policy(ABC):
         prefill_chunk: prompt tokens a chunk in "chunked" mode, a multiple of `block_size`.
         protect_first: tokens at positions below this always stay.
         protect_last: the newest so many tokens always stay.
+        prompt_share: set by `build_policy` where the budget is a share of each prompt, else None. Then `budget`, and
+            what follows from it, are those of `for_prompt` only.
 
     Class attributes, read from the instance, so that a policy may make them properties of its options:
         name: name in the registry and in `conf/policy/`.
@@ -88,6 +91,7 @@ class Policy(ABC):
     prefill_chunk: int = 512
     protect_first: int = 0
     protect_last: int = 0
+    prompt_share: PromptShare | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse impossible settings.
@@ -172,6 +176,8 @@ class Policy(ABC):
     def for_model(self, num_layers: int, num_kv_heads: int) -> Self:
         """The policy for a model of this shape; engines ask before anything starts, and use what they get.
 
+        They do through `policies.prompt_share.for_model`.
+
         Raises:
             ValueError: an option does not fit the model.
         """
@@ -184,6 +190,14 @@ class Policy(ABC):
             texts: gives the text of every token id; slow, so only to be called where it is needed.
         """
         return self
+
+    def for_prompt(self, num_prompt_tokens: int) -> "Policy":
+        """The policy for a prompt of so many tokens: itself, unless the budget is a share of the prompt."""
+        return self if self.prompt_share is None else self.prompt_share.policy(num_prompt_tokens)
+
+    def for_budget(self, budget: int) -> "Policy":
+        """The one that `for_prompt` gave with this budget."""
+        return self if self.prompt_share is None else self.prompt_share.build(budget)
 
     def plan(self, phase: Phase, num_resident: int, num_seen: int | None = None) -> int:
         """How many of `num_resident` tokens stay; pure, so that a scheduler can account blocks without tensors.

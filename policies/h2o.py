@@ -19,7 +19,7 @@ class H2O(Granular, AttentionPolicy):
     are resident. Needs the attention column sums, which an observer computes beside the kernel: about one more
     attention pass over the prompt, and one query row a step.
 
-    Deviations: the budget is absolute, where the authors' simulation takes a share of the prompt. One choice per KV
+    Budgets of the authors' simulation are shares of the prompt: `policy.budget=20%`. Deviations: one choice per KV
     head: the sum over its group of query heads (the authors have no grouped heads). Sums are not divided by the number
     of queries that saw the token (kvpress, OpenVINO do): the bias to early tokens is the method's own. With
     `prefill=chunked` a token's sum holds the queries of the chunks during which it was resident.

@@ -17,8 +17,8 @@ class InverseKeyL2(WholeRows, Granular):
     Source: paper and the authors' code (l2compress); the same score as kvpress's Knorm. Rotation keeps the norm, so
     rotated keys serve. Needs keys, no attention. Costs one norm of each resident token per eviction.
 
-    Deviations: the budget is absolute, where the authors keep a share of the context. No layer is skipped by default;
-    the authors leave the first two whole (`skip_layers=2`). Evicted tokens leave their pages, where the fork of
+    The authors keep a share of the context: `policy.budget=50%`. Deviations: no layer is skipped by default; the
+    authors leave the first two whole (`skip_layers=2`). Evicted tokens leave their pages, where the fork of
     PagedEviction's authors zeroes keys and frees nothing.
 
     Nothing is protected: sinks stay because their norm is low, and a token can leave in the step that made it.

@@ -23,9 +23,9 @@ class KVCompress(Policy):
     ours, as Ada-KV's. Needs squared attention, which an observer adds up beside
     the kernel: `window` query rows a prompt and one a step.
 
-    Deviations: the budget is absolute, where the fork keeps a share or a number for the whole request. The fork leaves
-    a prompt's partial block alone; here a prompt is cut to C exactly. No bias per head and position, which its authors
-    read from a file and leave at 0. A prompt attended again after a preemption starts its sums anew.
+    The fork keeps a share or a number for the whole request; here a share is one of the prompt. Deviations: the fork
+    leaves a prompt's partial block alone; here a prompt is cut to C exactly. No bias per head and position, which its
+    authors read from a file and leave at 0. A prompt attended again after a preemption starts its sums anew.
 
     Attributes:
         window: queries of the prompt that count.

@@ -24,7 +24,7 @@ class LagKV(Policy):
     tokens stay. A budget too small for the unscored tail keeps its most recent part, but the last `lag` always. So at C
     = 256 only 0 to 124 tokens are chosen by score; runs warn where it is less than half of the budget.
 
-    Deviations: an absolute budget in place of a share per lag. Acts once, when the prompt was attended, so C +
+    Deviations: one budget in place of a share per lag. Acts once, when the prompt was attended, so C +
     generated tokens are resident; the paper goes on to compress each new lag by its share, which would have no bound.
     For the same reason there is no `prefill=chunked`.
 

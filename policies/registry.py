@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from policies import think
 from policies.base import Policy, check_choice
+from policies.prompt_share import MOST_BLOCKS, PromptShare
 
 ENTRY_POINT_GROUP = "kv_eviction.policies"
 
@@ -79,12 +80,13 @@ def policy_class(name: str) -> type[Policy]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def build_policy(name: str, *, budget: int | None, block_size: int, options: dict[str, Any] | None = None) -> Policy:
+def build_policy(name: str, *, budget: float | None, block_size: int, options: dict[str, Any] | None = None) -> Policy:
     """Build a policy from plain data, as it travels through `additional_config` to every process.
 
     Args:
         name: registered name.
-        budget: resident tokens per layer and KV head; None only for a policy that takes none.
+        budget: resident tokens per layer and KV head; or a float, the share of each prompt (`Policy.for_prompt`);
+            None only for a policy that takes none.
         block_size: slots a KV block.
         options: the policy's own fields.
 
@@ -92,7 +94,7 @@ def build_policy(name: str, *, budget: int | None, block_size: int, options: dic
         ValueError: unknown name or option, or a value that the policy refuses.
     """
     cls, options = _with_options_of_think(policy_class(name), dict(options or {}))
-    known = {field.name for field in fields(cls)} - {"budget", "block_size"}
+    known = {field.name for field in fields(cls)} - {"budget", "block_size", "prompt_share"}
     hints = get_type_hints(cls)
     for option, value in options.items():
         if option not in known:
@@ -108,8 +110,24 @@ def build_policy(name: str, *, budget: int | None, block_size: int, options: dic
             raise ValueError(f"policy={name} {why}, so policy.budget={budget} has no effect. Remove it.")
         budget = 2 * block_size
     elif budget is None:
-        raise ValueError(f"policy={name} needs policy.budget, in tokens, a multiple of {block_size}.")
-    return cls(budget=budget, block_size=block_size, **options)
+        raise ValueError(
+            f"policy={name} needs policy.budget: tokens, a multiple of {block_size}, or a share of each prompt, as "
+            "0.25."
+        )
+    if not isinstance(budget, float):
+        return cls(budget=budget, block_size=block_size, **options)
+    if not 0 < budget <= 1:
+        raise ValueError(
+            f"policy.budget={budget} is no share of the prompt. Use one above 0 and up to 1, or a whole number "
+            "of tokens."
+        )
+    if cls(budget=MOST_BLOCKS * block_size, block_size=block_size, **options).reads_less:
+        raise ValueError(
+            f"policy={name} reads policy.budget tokens at each step, and a share of each prompt ({budget}) is only for "
+            "what stays. Give a whole number of tokens."
+        )
+    share = PromptShare(budget, block_size, lambda tokens: cls(budget=tokens, block_size=block_size, **options))
+    return cls(budget=MOST_BLOCKS * block_size, block_size=block_size, prompt_share=share, **options)
 
 
 def _with_options_of_think(cls: type[Policy], options: dict[str, Any]) -> tuple[type[Policy], dict[str, Any]]:

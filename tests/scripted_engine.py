@@ -22,6 +22,7 @@ from harness.engines.contract import (
     GenerationResult,
     mean_over_time,
 )
+from harness.engines.prompt_plans import prompt_plans
 
 BYTES_PER_TOKEN = 4
 FIRST_LETTER, NUM_LETTERS = 66, 26
@@ -33,6 +34,7 @@ class ScriptedEngine:
     def __init__(self, config: HarnessConfig, model_path: str) -> None:
         budget = config.policy.budget
         self._budget = None if os.environ.get("SCRIPTED_NEVER_EVICT") == str(budget) else budget
+        self._plan_of = None if self._budget is None else prompt_plans(config)
         self._block_size = config.engine.block_size
         self._peaks: list[int] = []
         self._evicted = 0
@@ -76,7 +78,7 @@ class ScriptedEngine:
 
     def _answer(self, request: GenerationRequest, finish_reason: str) -> GenerationResult:
         num_prompt = len(request.prompt_token_ids)
-        num_evicted = 0 if self._budget is None else max(num_prompt - self._budget, 0)
+        num_evicted = 0 if self._plan_of is None else num_prompt - self._plan_of(num_prompt).planned_tokens
         self._peaks.append(num_prompt)
         self._evicted += num_evicted > 0
         digest = hashlib.sha256(repr(request.prompt_token_ids).encode()).digest()

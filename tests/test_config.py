@@ -77,6 +77,10 @@ def test_the_geometry_of_a_model_is_the_published_one(name, geometry):
     [
         (["policy.budget=100"], "policy.budget=100 is not a multiple of engine.block_size=32. Use 96 or 128."),
         (["policy.budget=32"], "policy.budget=32 is less than two blocks of engine.block_size=32. Use 64 or more."),
+        (["policy.budget=1"], "policy.budget=1 is less than two blocks of engine.block_size=32. Use 64 or more."),
+        (["policy.budget=1.5"], "policy.budget=1.5 is neither a whole number of tokens nor a share of each prompt"),
+        (["policy.budget=0"], "policy.budget=0 is less than two blocks"),
+        (["policy.budget=abc%"], "policy.budget='abc%' is neither a whole number"),
         (["engine.block_size=16"], "engine.block_size=16 is not a positive multiple of 32, as vLLM needs on cpu."),
         (["engine.block_size=-32"], "engine.block_size=-32 is not a positive multiple of 32"),
         (["engine.max_num_seqs=0"], "engine.max_num_seqs=0 is not positive"),
@@ -98,11 +102,17 @@ def test_a_budget_that_fits_a_larger_block_is_taken():
     assert composed("engine.block_size=64", "policy.budget=128").policy.budget == 128
 
 
+def test_a_share_of_the_prompt_is_one_value_however_it_is_written():
+    assert composed("policy.budget=0.25") == composed("policy.budget=25%") == composed('policy.budget="25 %"')
+    assert composed("policy.budget=25%").policy.budget == 0.25
+    assert composed("policy=full", "policy.budget=25%").policy.budget is None
+
+
 @pytest.mark.parametrize("override", ["policy.bugdet=512", "polcy=full", "policy=paged", "policy.budget=much"])
 def test_a_typo_is_refused_and_named(override):
     with pytest.raises(Exception, match=r"polcy|policy/paged|policy\.bugdet|policy\.budget") as error:
         composed(override)
-    assert isinstance(error.value, ConfigCompositionException | ValueError)
+    assert isinstance(error.value, ConfigCompositionException | ValueError | UserError)
 
 
 def test_the_full_cache_says_that_it_ignores_a_budget(capsys):

@@ -67,13 +67,14 @@ class VariantsConfig:
     """What is compared: the full cache, every policy with every budget, each with every block size.
 
     Attributes:
+        budgets: each as `policy.budget`.
         block_sizes: tokens a KV block; None for `engine.block_size` alone.
         options: options of single policies, by policy, on top of those in `conf/policy/`; None for no others.
         stock: also measure vLLM without the plugin.
     """
 
     policies: list[str] = MISSING
-    budgets: list[int] = MISSING
+    budgets: list[Any] = MISSING
     block_sizes: list[int] | None = None
     options: Any = None
     stock: bool = False

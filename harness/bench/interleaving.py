@@ -90,12 +90,16 @@ def measure(ready: Ready, number: int, load: Sequence[TimedRequest], began_s: fl
 
 
 def _check_evictions(repeat: Repeat) -> None:
-    budget = repeat.variant.config.policy.budget
-    longest = max(len(timed.request.prompt_token_ids) for timed in repeat.load)
-    if budget is None or longest <= budget or repeat.before is None or repeat.after is None:
+    from harness.engines.prompt_plans import prompt_plans
+
+    plan_of = prompt_plans(repeat.variant.config)
+    if plan_of is None or repeat.before is None or repeat.after is None:
         return
-    if repeat.after.num_evictions == repeat.before.num_evictions:
+    lengths = {len(timed.request.prompt_token_ids) for timed in repeat.load}
+    if repeat.after.num_evictions == repeat.before.num_evictions and any(
+        plan_of(length).planned_tokens < length for length in lengths
+    ):
         raise UserError(
-            f"{repeat.variant.label} evicted nothing, although prompts of {longest} tokens exceed its budget of "
-            f"{budget}: this would measure a full cache. Mend the policy or the engine plugin."
+            f"{repeat.variant.label} evicted nothing, although it has to from prompts of {max(lengths)} tokens: this "
+            "would measure a full cache. Mend the policy or the engine plugin."
         )

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.budget import is_share
 from harness.config import BYTES_OF_DTYPE, EngineConfig, HarnessConfig, ModelConfig
 from harness.engines.contract import Engine
 from harness.engines.vllm.environment import prepare_environment
@@ -34,9 +35,9 @@ def check_policy(config: HarnessConfig) -> None:
     Raises:
         UserError: names the setting and the remedy.
     """
-    from policies import build_policy
+    from harness.engines.prompt_plans import configured_policy
 
-    policy, block_size = config.policy, config.engine.block_size or 0
+    policy = config.policy
     if config.record_retention and config.engine.name != VLLM:
         raise UserError(
             f"record_retention=true is not for engine={config.engine.name}. Use engine=vllm or leave it out."
@@ -46,10 +47,10 @@ def check_policy(config: HarnessConfig) -> None:
             from harness.engines.kvpress.presses import press_for
             from harness.engines.kvpress.process import check_environment
 
-            press_for(policy.name, policy.budget, block_size, policy.options)
+            press_for(policy.name, policy.budget, config.engine.block_size or 0, policy.options)
             check_environment()
         else:
-            built = build_policy(policy.name, budget=policy.budget, block_size=block_size, options=policy.options)
+            built = configured_policy(config)
             built.for_model(config.model.num_layers, config.model.num_kv_heads)
             _warn_of_protection(built)
     except ValueError as error:
@@ -58,6 +59,8 @@ def check_policy(config: HarnessConfig) -> None:
 
 def _warn_of_protection(policy: "Policy") -> None:
     """Say so where a score hardly matters."""
+    if policy.prompt_share is not None:
+        return
     num_chosen = policy.budget - policy.protect_first - policy.protect_last
     if policy.takes_budget and 2 * num_chosen < policy.budget:
         print(
@@ -136,19 +139,27 @@ def _build_vllm(config: HarnessConfig, model_path: str, folder: Path) -> Engine:
 
 def _build_reference(config: HarnessConfig, model_path: str) -> Engine:
     from harness.engines.hf.engine import ReferenceEngine
-    from policies import build_policy
+    from harness.engines.prompt_plans import configured_policy
 
-    model, policy = config.model, config.policy
-    built = build_policy(
-        policy.name, budget=policy.budget, block_size=config.engine.block_size or 0, options=policy.options
-    )
-    return ReferenceEngine(model_path, built, model.dtype, model.revision)
+    return ReferenceEngine(model_path, configured_policy(config), config.model.dtype, config.model.revision)
 
 
 def _build_peer(config: HarnessConfig, model_path: str) -> Engine:
     from harness.engines.kvpress.engine import KvpressEngine
     from harness.engines.kvpress.presses import press_for
+    from harness.engines.prompt_plans import prompt_plans
 
     model, policy, block_size = config.model, config.policy, config.engine.block_size or 0
     press = press_for(policy.name, policy.budget, block_size, policy.options)
-    return KvpressEngine(model_path, press, policy.budget, model.dtype, block_size, model.revision)
+    if press is None or not is_share(policy.budget):
+        return KvpressEngine(model_path, press, policy.budget, model.dtype, block_size, model.revision)
+    plan_of = prompt_plans(config)
+    return KvpressEngine(
+        model_path,
+        press,
+        None,
+        model.dtype,
+        block_size,
+        model.revision,
+        budget_of=lambda num_tokens: plan_of(num_tokens).budget_tokens,
+    )

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -23,6 +23,8 @@ from harness.store.predictions import SCORES, Prediction, append_prediction, app
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from harness.engines.prompt_plans import PromptPlan
+
 GOOD_ENDS = ("stop", "length")
 NUM_NAMED_FAILURES = 3
 STOPPED_SCORING_S = 5.0  # what a run that was told to stop may still wait for scores
@@ -31,12 +33,17 @@ FAILED_SCORING_S = 120.0
 
 @dataclass(frozen=True)
 class Prompting:
-    """What turns a row into a prompt; see `harness.benchmarks.prompting`."""
+    """What turns a row into a prompt; see `harness.benchmarks.prompting`.
+
+    Attributes:
+        plan_of: what the policy means to keep of a prompt, see `harness.engines.prompt_plans`.
+    """
 
     tokenizer: "PreTrainedTokenizerBase"
     stop_token_ids: tuple[int, ...]
     max_model_len: int
     template: ChatTemplate | None = None
+    plan_of: "Callable[[int], PromptPlan] | None" = None
 
     def samples(
         self, rows: Iterable[Row], min_prompt_tokens: int | None = None, max_prompt_tokens: int | None = None
@@ -108,7 +115,7 @@ def _answer(
         for result in engine.generate(_requests(rows, prompting, waiting)):
             sample = waiting.pop(result.request_id)
             if result.finish_reason in GOOD_ENDS:
-                prediction = _prediction(sample, result, prompting.tokenizer)
+                prediction = _prediction(sample, result, prompting)
                 append_prediction(file, prediction)
                 submit(pool, prediction)
                 record.count(prediction.num_output_tokens, time.perf_counter() - started)
@@ -153,9 +160,10 @@ def _requests(rows: Sequence[Row], prompting: Prompting, waiting: dict[str, Samp
         )
 
 
-def _prediction(sample: Sample, result: GenerationResult, tokenizer: "PreTrainedTokenizerBase") -> Prediction:
+def _prediction(sample: Sample, result: GenerationResult, prompting: Prompting) -> Prediction:
     row = sample.row
-    text = tokenizer.decode(result.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    planned = {} if prompting.plan_of is None else asdict(prompting.plan_of(result.num_prompt_tokens))
+    text = prompting.tokenizer.decode(result.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return Prediction(
         sample_id=sample.sample_id,
         task=sample.task,
@@ -178,4 +186,5 @@ def _prediction(sample: Sample, result: GenerationResult, tokenizer: "PreTrained
         needle_spans=[list(span) for span in sample.needle_spans] or None,
         value_spans=[list(span) for span in sample.value_spans] or None,
         **asdict(result.eviction),
+        **planned,
     )

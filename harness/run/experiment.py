@@ -127,7 +127,7 @@ def _finish(planned: PlannedRun) -> bool:
             _answer_missing(planned.pinned, planned.benchmark.rows, model_path, folder, record)
             predictions = read_predictions(folder)
             warn_of_cut_reasoning(predictions)
-            check_evictions(config.policy, predictions)
+            check_evictions(config.policy, config.engine.block_size or 0, predictions)
     return True
 
 
@@ -172,9 +172,11 @@ def _answer_missing(
     config: HarnessConfig, rows: Sequence[Row], model_path: str, folder: Path, record: SessionRecord
 ) -> None:
     """Answer and score what no earlier session did."""
+    from harness.engines.prompt_plans import prompt_plans
+
     tokenizer, stop_token_ids = load_tokenizer(model_path, config.model.revision)
     template = choose_template(tokenizer, config.model.chat_template, config.model.template_arguments)
-    prompting = Prompting(tokenizer, stop_token_ids, config.model.max_model_len, template)
+    prompting = Prompting(tokenizer, stop_token_ids, config.model.max_model_len, template, prompt_plans(config))
     record.describe(prompting.record({row.task: None for row in rows}))
     earlier = read_predictions(folder)
     by_id = {f"{row.task}/{row.row_id}": row for row in rows}

@@ -10,6 +10,7 @@ from harness.benchmarks.chat import choose_template
 from harness.benchmarks.loading import LoadedBenchmark, load_benchmark
 from harness.benchmarks.prompting import encode_row
 from harness.benchmarks.rows import Row
+from harness.budget import budget_text
 from harness.config import HarnessConfig, ModelConfig, as_plain
 from harness.engines.choose import check_policy, prepare_engine
 from harness.errors import UserError
@@ -160,7 +161,7 @@ def fresh_manifest(planned: PlannedRun) -> Manifest:
 def announcement(planned: PlannedRun) -> str:
     """The first line that a run prints."""
     config, benchmark = planned.config, planned.benchmark
-    budget = "" if config.policy.budget is None else f" budget={config.policy.budget}"
+    budget = "" if config.policy.budget is None else f" budget={budget_text(config.policy.budget)}"
     return (
         f"policy={config.policy.name}{budget} model={config.model.name} benchmark={config.benchmark.name}: "
         f"{len(benchmark.rows)} rows of {len(benchmark.reports)} tasks, into {planned.folder}"

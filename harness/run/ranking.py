@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
+from harness.budget import budget_text
 from harness.statistics.stats import wilson
 from harness.statistics.text_table import format_table
 from harness.store.manifest import Manifest, read_manifest
@@ -154,7 +155,7 @@ def _label(manifest: Manifest, among: Sequence[Manifest]) -> str:
         for key, value in policy["options"].items()
         if key != "seed" and any(other.get(key) != value for other in others)
     ]
-    budget = [] if policy["budget"] is None else [f"@ {policy['budget']}"]
+    budget = [] if policy["budget"] is None else [f"@ {budget_text(policy['budget'])}"]
     engines = {other.config["engine"]["name"] for other in among}
     return " ".join([policy["name"], *budget, *options, *([f"[{engine}]"] if len(engines) > 1 else [])])
 

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from harness.budget import budget_text
 from harness.config import ENGINES_WITHOUT_POOL
 from harness.store.manifest import Manifest, write_atomically
 
@@ -69,7 +70,7 @@ def print_run(manifest: Manifest, metrics: dict[str, Any]) -> None:
 def _score_table(manifest: Manifest, metrics: dict[str, Any]) -> Table:
     config = manifest.config
     budget = config["policy"]["budget"]
-    policy = config["policy"]["name"] + (f", budget {budget}" if budget else "")
+    policy = config["policy"]["name"] + (f", budget {budget_text(budget)}" if budget else "")
     limit = "" if metrics["limit"] is None else f", limit {metrics['limit']}"
     engine = config["engine"]["name"]
     title = f"{policy} on {config['model']['name']} ({engine}), {config['benchmark']['name']}{limit}"

@@ -33,6 +33,8 @@ class Prediction:
         num_evictions, num_evicted_tokens, peak_resident_tokens, final_resident_tokens, peak_blocks, num_preemptions:
             what eviction did; tokens of one layer.
         prompt_sha256, task_prompt_sha256: digest of the prompt inside its chat template, and of the prompt alone.
+        budget_tokens: `policy.budget` in tokens, for this prompt; None where not recorded, or without one.
+        planned_tokens: how many tokens of the prompt the policy means to keep, per layer and KV head, on average.
         cut_in_reasoning: whether the answer ended inside a reasoning block; None where not recorded.
         ttft_s, e2e_s: seconds from arrival in the engine to the first token, to the end.
         depth: where in the context the only needle lies, 0 (start) to 1 (end); None where not known.
@@ -69,6 +71,8 @@ class Prediction:
     depth: float | None = None
     needle_spans: list[list[int]] | None = None
     value_spans: list[list[int]] | None = None
+    budget_tokens: int | None = None
+    planned_tokens: int | None = None
 
 
 def read_predictions(folder: Path) -> list[Prediction]:

@@ -48,6 +48,12 @@ def test_the_papers_load(preset, monkeypatch):
     assert budgets == ({256, 512, 1024, 2048, 4096} if preset == "throughput" else {4096})
 
 
+def test_a_budget_may_be_a_share_of_each_prompt():
+    plan = composed_plan("variants.policies=[keydiff]", "variants.budgets=[25%,128]")
+    assert [variant.config.policy.budget for variant in plan.variants] == [None, 0.25, 128]
+    assert [variant.label for variant in plan.variants][1:] == ["keydiff-0.25-b32", "keydiff-128-b32"]
+
+
 def test_variants_are_the_product_and_every_block_size_has_its_full_cache():
     plan = composed_plan(
         "variants.policies=[paged_eviction,keydiff]",

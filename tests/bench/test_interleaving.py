@@ -52,7 +52,7 @@ def test_one_after_the_other_never_two_engines_at_once():
 
 def test_engines_are_closed_after_an_error():
     plan, log = composed_plan(*SMALL), []
-    with pytest.raises(UserError, match="paged_eviction-64-b32 evicted nothing, although prompts of 96 tokens"):
+    with pytest.raises(UserError, match="paged_eviction-64-b32 evicted nothing, although it has to from prompts of 96"):
         list(run_interleaved(plan, make_load(plan, VOCABULARY), scripted_builder(log, evicts=False)))
     assert sum(line.startswith("close") for line in log) == 2
 

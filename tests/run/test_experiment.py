@@ -182,9 +182,54 @@ def test_another_budget_is_another_folder(start, tmp_path):
     assert start("policy.budget=256").name != first.name
 
 
+def test_a_share_of_each_prompt_is_one_run_and_recorded_in_tokens(start, capsys):
+    folder = start("policy.budget=25%", "policy=snapkv", "policy.options.window=300")
+    out = capsys.readouterr()
+    assert folder.name.startswith("snapkv-b0.25-smollm2-135m-")
+    assert "policy=snapkv budget=25 % model=" in out.out
+    assert "snapkv, budget 25 % on smollm2-135m" in " ".join(out.out.split())
+    assert read_manifest(folder).config["policy"]["budget"] == 0.25
+    predictions = read_predictions(folder)
+    least = 320  # a window of 300 and one token more, in blocks of 32
+    wanted = {p.sample_id: -(-p.num_prompt_tokens // (4 * 32)) * 32 for p in predictions}
+    assert {p.sample_id: p.budget_tokens for p in predictions} == {
+        name: max(least, tokens) for name, tokens in wanted.items()
+    }
+    assert all(p.planned_tokens == p.budget_tokens == p.final_resident_tokens for p in predictions)
+    num_least = sum(tokens < least for tokens in wanted.values())
+    assert 0 < num_least < NUM_SAMPLES
+    assert f"policy.budget=25 % of {num_least} of 6 prompts is less than policy=snapkv can work with" in out.err
+    eviction = json.loads((folder / "metrics.json").read_text())["eviction"]
+    assert (eviction["budget"], eviction["num_over_budget"]) == (0.25, NUM_SAMPLES)
+    assert eviction["num_with_least_budget"] == num_least
+    assert start("policy.budget=0.25", "policy=snapkv", "policy.options.window=300") == folder, "the same run"
+    assert "finished already" in capsys.readouterr().out
+
+
+def test_a_share_of_a_policy_without_budget_is_refused(start):
+    with pytest.raises(UserError, match=r"policy=corm lets the data decide, so policy\.budget=0\.25 has no effect"):
+        start("policy=corm", "policy.budget=0.25")
+
+
+def test_a_policy_whose_plan_lets_all_prompts_stay_need_not_evict(start, tmp_path, monkeypatch, capsys):
+    """Half of the layers keep everything: a page above the budget in each of the others is no block of the pool."""
+    longest = max(p.num_prompt_tokens for p in read_predictions(start()))
+    set_aside(tmp_path)
+    budget = (longest - 1) // 32 * 32
+    half = ("policy=mix_attention", "policy.options.full_every=2")
+    folder = start(*half, f"policy.budget={budget}")
+    assert read_manifest(folder).status == "finished"
+    assert {p.planned_tokens - p.num_prompt_tokens for p in read_predictions(folder)} == {0}
+    assert "no prompt is long enough for policy=mix_attention" in capsys.readouterr().err
+    folder.rename(tmp_path / "set_aside_too")
+    monkeypatch.setenv("SCRIPTED_NEVER_EVICT", str(budget - 64))
+    with pytest.raises(UserError, match="evicted nothing, although it had to from"):
+        start(*half, f"policy.budget={budget - 64}")
+
+
 def test_a_policy_that_had_to_evict_and_did_not_fails_the_run(start, tmp_path, monkeypatch):
     monkeypatch.setenv("SCRIPTED_NEVER_EVICT", "512")
-    with pytest.raises(UserError, match="evicted nothing, although 6 of 6 prompts are longer"):
+    with pytest.raises(UserError, match="evicted nothing, although it had to from 6 of 6 prompts"):
         start()
     assert read_manifest(only_folder(tmp_path / "runs")).status == "failed"
     assert not (only_folder(tmp_path / "runs") / "metrics.json").exists()
@@ -197,7 +242,7 @@ def test_a_policy_that_had_to_evict_and_did_not_fails_the_run(start, tmp_path, m
 def test_a_policy_with_nothing_to_do_is_warned_about(start, capsys):
     start("policy.budget=8192")
     assert (
-        "no prompt is longer than policy.budget=8192: policy=paged_eviction was never active" in capsys.readouterr().err
+        "no prompt is long enough for policy=paged_eviction with policy.budget=8192 to evict" in capsys.readouterr().err
     )
 
 

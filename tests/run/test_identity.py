@@ -188,7 +188,7 @@ def test_a_model_that_stops_at_once_is_no_fault_of_the_policy(start, monkeypatch
     )
     folder = start("policy.budget=64", "benchmark.tasks=[qasper]")
     assert read_manifest(folder).status == "finished"
-    assert "1 of 1 answers to prompts longer than policy.budget=64 have one token or none" in capsys.readouterr().err
+    assert "1 of 1 answers to prompts that policy=paged_eviction cuts have one token or none" in capsys.readouterr().err
     assert experiment.read_metrics(folder)["eviction"]["num_full_cache_answers"] == 1
 
 

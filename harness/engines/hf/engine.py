@@ -20,6 +20,7 @@ from harness.engines.hf.generate import ReferenceTrace, run_reference
 from harness.engines.hf.selection import SCORE_BITS
 from harness.errors import UserError
 from policies.base import Phase, Policy
+from policies.prompt_share import for_model
 from policies.registry import build_policy
 
 FULL_BLOCK_SIZE = 32
@@ -55,7 +56,7 @@ class ReferenceEngine:
             ) from error
         policy = policy or build_policy("full", budget=None, block_size=FULL_BLOCK_SIZE)
         shape = CacheShape.of(self._model.config)
-        policy = policy.for_model(shape.num_layers, shape.num_kv_heads)
+        policy = for_model(policy, shape.num_layers, shape.num_kv_heads)
         self._policy = policy.for_vocabulary(lambda: token_texts(model_path, revision))
         self._bytes_per_block = self._count_block_bytes()
         self._usage: list[BlockUsageSample] = []

@@ -17,6 +17,7 @@ from harness.engines.hf.selection import choose_kept
 from harness.engines.hf.signals import build_view
 from harness.errors import UserError
 from policies.base import Phase, Policy, Signal
+from policies.prompt_share import for_model
 
 QUERY_SIGNALS = frozenset({Signal.NEWEST_ATTENTION, Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS})
 
@@ -178,7 +179,7 @@ class _Request:
         """Make an empty cache of the model's shape."""
         keep_queries = bool(self.policy.signals & QUERY_SIGNALS)
         shape = CacheShape.of(self.model.config)
-        self.policy = self.policy.for_model(shape.num_layers, shape.num_kv_heads)
+        self.policy = for_model(self.policy.for_prompt(self.num_prompt_tokens), shape.num_layers, shape.num_kv_heads)
         first_squared = self.num_prompt_tokens - self.policy.query_window
         self.cache = ReferenceCache.empty(shape, self.num_prompt_tokens, keep_queries, first_squared)
         if Signal.QUERY_MOMENTS in self.policy.signals or self.policy.cache_positions:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +37,24 @@ class KvpressEngine:
         revision: str | None = None,
         interpreter: Path = INTERPRETER,
         worker: Path = WORKER,
+        budget_of: Callable[[int], int] | None = None,
     ) -> None:
         """Start the worker and load the model.
 
         Args:
             model_path: folder or hub id of a causal LM.
             press: what compresses; None for the full cache.
-            budget: prompt tokens that stay.
+            budget: prompt tokens that stay; None for the full cache, and with `budget_of`.
             dtype: of weights and cache.
             block_size: unit of the statistics.
             revision: of a model on the hub.
             interpreter, worker: as in `WorkerProcess`.
+            budget_of: tokens of a prompt -> those that stay, where that is a share.
 
         Raises:
             UserError: the environment is missing, or the worker refuses the press or dies.
         """
-        self._block_size = block_size
+        self._block_size, self._budget_of = block_size, budget_of
         self._worker = WorkerProcess(_arguments(model_path, press, budget, dtype, revision), interpreter, worker)
         versions = ", ".join(f"{name} {version}" for name, version in self._worker.hello["versions"].items())
         print(f"peer: {versions}", flush=True)
@@ -70,15 +72,7 @@ class KvpressEngine:
         """
         for request in requests:
             arrival_s = time.perf_counter()
-            reply = self._worker.ask(
-                {
-                    "request_id": request.request_id,
-                    "prompt_token_ids": request.prompt_token_ids,
-                    "max_new_tokens": request.max_new_tokens,
-                    "stop_token_ids": [] if request.ignore_eos else list(request.stop_token_ids),
-                    "min_new_tokens": request.min_new_tokens,
-                }
-            )
+            reply = self._worker.ask(self._line(request))
             yield GenerationResult(
                 request_id=reply["request_id"],
                 token_ids=reply["token_ids"],
@@ -112,6 +106,18 @@ class KvpressEngine:
     def close(self) -> None:
         """End the worker."""
         self._worker.close()
+
+    def _line(self, request: GenerationRequest) -> dict[str, Any]:
+        """A request as the worker takes it."""
+        own = {} if self._budget_of is None else {"budget": self._budget_of(len(request.prompt_token_ids))}
+        return {
+            "request_id": request.request_id,
+            "prompt_token_ids": request.prompt_token_ids,
+            "max_new_tokens": request.max_new_tokens,
+            "stop_token_ids": [] if request.ignore_eos else list(request.stop_token_ids),
+            "min_new_tokens": request.min_new_tokens,
+            **own,
+        }
 
     def _account(self, num_prompt_tokens: int, reply: dict[str, Any], arrival_s: float) -> EvictionRecord:
         """Add a finished request to the statistics and sum up what the press did to it."""
@@ -157,7 +163,9 @@ def _arguments(model_path: str, press: Press | None, budget: int | None, dtype: 
     if revision is not None:
         arguments += ["--revision", revision]
     if press is not None:
-        arguments += ["--press", json.dumps(press), "--budget", str(budget)]
+        arguments += ["--press", json.dumps(press)]
+        if budget is not None:
+            arguments += ["--budget", str(budget)]
     return arguments
 
 

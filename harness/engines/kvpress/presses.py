@@ -112,7 +112,7 @@ COUNTERPARTS = {
 }
 
 
-def press_for(name: str, budget: int | None, block_size: int, options: dict[str, Any]) -> Press | None:
+def press_for(name: str, budget: float | None, block_size: int, options: dict[str, Any]) -> Press | None:
     """The press that does what a policy does to a prompt; None for the full cache.
 
     Args:
@@ -125,7 +125,7 @@ def press_for(name: str, budget: int | None, block_size: int, options: dict[str,
     """
     if name.startswith(PREFIX):
         if budget is None:
-            raise UserError(f"policy.name={name} needs policy.budget, in tokens.")
+            raise UserError(f"policy.name={name} needs policy.budget, in tokens or as a share of the prompt.")
         return {**options, "name": name.removeprefix(PREFIX)}
     policy = build_policy(name, budget=budget, block_size=block_size, options=options)
     if policy.is_idle:

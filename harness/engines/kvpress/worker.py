@@ -4,7 +4,8 @@ It is started by its path, with the interpreter of an environment that holds kvp
 harness. One JSON object a line:
 
 * first line out: `{"versions": ..., "bytes_per_token": ...}`, or `{"error": ...}` if the press cannot be had;
-* a line in: `{"request_id", "prompt_token_ids", "max_new_tokens", "stop_token_ids", "min_new_tokens"}`;
+* a line in: `{"request_id", "prompt_token_ids", "max_new_tokens", "stop_token_ids", "min_new_tokens"}`, and
+  "budget" if the prompt has one of its own;
 * a line out for it: see `Session.answer`.
 
 The whole prompt is compressed, question included. A press is told a share, so that it is computed anew for each prompt
@@ -183,13 +184,13 @@ class Session:
             `press_s`: seconds in the press; `compressed`; `kept_positions` if recorded.
         """
         start = time.perf_counter()
-        prompt = request["prompt_token_ids"]
+        prompt, budget = request["prompt_token_ids"], request.get("budget", self._budget)
         cache = DynamicCache()
-        logits, watch = self._prefill(prompt, cache)
+        logits, watch = self._prefill(prompt, cache, budget)
         ttft_s = time.perf_counter() - start
         kept_tokens = lengths(cache)
-        if watch and keeps_exactly(self._press) and set(kept_tokens) != {self._budget}:
-            raise RuntimeError(f"{type(self._press).__name__} left {sorted(set(kept_tokens))}, not {self._budget}")
+        if watch and keeps_exactly(self._press) and set(kept_tokens) != {budget}:
+            raise RuntimeError(f"{type(self._press).__name__} left {sorted(set(kept_tokens))}, not {budget}")
         rotated_anew = watch and type(self._press).__name__ == ROTATES_ANEW
         token_ids, finish_reason = self._decode(request, logits, kept_tokens[0] if rotated_anew else len(prompt), cache)
         reply = {
@@ -207,12 +208,12 @@ class Session:
         }
         return reply | ({"kept_positions": watch.kept} if watch and self._record else {})
 
-    def _prefill(self, prompt: list[int], cache: DynamicCache) -> tuple[torch.Tensor, Watch | None]:
+    def _prefill(self, prompt: list[int], cache: DynamicCache, budget: int | None) -> tuple[torch.Tensor, Watch | None]:
         """Attend and compress a prompt; a prompt within the budget is not compressed and has no watch."""
-        if self._press is None or len(prompt) <= self._budget:
+        if self._press is None or len(prompt) <= budget:
             return self._forward(prompt, 0, cache), None
         watch = Watch(self._press, self._record)
-        self._press.compression_ratio = ratio_removed(len(prompt), self._budget)
+        self._press.compression_ratio = ratio_removed(len(prompt), budget)
         with self._press(self._model):
             return self._forward(prompt, 0, cache), watch
 
@@ -262,7 +263,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--press", type=json.loads, help="JSON; see build_press. Without it nothing is compressed")
-    parser.add_argument("--budget", type=int, help="prompt tokens that stay")
+    parser.add_argument("--budget", type=int, help="prompt tokens that stay, unless a line says otherwise")
     parser.add_argument("--record-positions", action="store_true", help="report which prompt positions stay")
     return parser.parse_args()
 

@@ -99,7 +99,9 @@ class Compactor:
             num_queries = min(self._policy.query_window, plan.num_seen)
             num_old = self._kept.num_old_blocks(victim.request_id) if self._kept else 0
             num_known = self._directions.num_known(victim.request_id) if self._directions else 0
-            alike = Alike(plan.phase, plan.num_before, plan.num_keep, num_queries, num_old, num_known)
+            alike = Alike(
+                plan.phase, plan.num_before, plan.num_keep, num_queries, num_old, num_known, budget=plan.budget
+            )
             groups[alike].append(victim)
         for alike, members in groups.items():
             with self._time.spent(decoding=alike.phase is Phase.DECODE):
@@ -197,7 +199,8 @@ class Compactor:
 
     def _choose(self, part: Part, covered: Sequence[Part], num_layers: int) -> Moves:
         """Choose in the layers of `part` for those of `covered`, scoring `num_layers` at once."""
-        policy, alike = self._policy, part.group.alike
+        alike = part.group.alike
+        policy = self._policy.for_budget(alike.budget)
         positions = self.positions.read(part.pages(self.positions.grid), alike.num_before).long()
         if self._directions is not None:
             self._directions.add_new(part, alike.num_known)

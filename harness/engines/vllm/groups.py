@@ -30,6 +30,7 @@ class Alike(NamedTuple):
         num_queries: queries that the policy's window holds.
         num_old_blocks: leading blocks whose tokens have a score already.
         num_known: leading tokens whose directions are known.
+        budget: see `Eviction`.
     """
 
     phase: Phase
@@ -38,6 +39,7 @@ class Alike(NamedTuple):
     num_queries: int
     num_old_blocks: int
     num_known: int = 0
+    budget: int = 0
 
 
 @dataclass(frozen=True)

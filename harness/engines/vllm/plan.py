@@ -1,9 +1,13 @@
 """What the scheduler tells the workers about evictions, once a step."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from policies import Phase, Policy, Unit
+
+MOST_ANSWERS = 1 << 16
 
 
 class Eviction(NamedTuple):
@@ -14,6 +18,7 @@ class Eviction(NamedTuple):
         spare_block: the block after those of its tokens stays too: the next token will need it at once.
         copies: block ids that take the place of others, by index. What the others hold is copied first; they are
             shared, or remembered for a prefix, and may not be rewritten.
+        budget: of the policy that decides; requests have their own where it is a share of their prompts.
     """
 
     phase: Phase
@@ -22,6 +27,7 @@ class Eviction(NamedTuple):
     num_seen: int
     spare_block: bool = False
     copies: dict[int, int] | None = None
+    budget: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,3 +72,18 @@ def peak_resident_tokens(policy: Policy, num_prefill: int, num_prompt: int, num_
         return max(prefill, after_prefill + growth)
     slack = 1 if policy.decode_unit is Unit.TOKEN else policy.block_size
     return max(prefill, min(after_prefill + growth, most_after_eviction(policy, num_total) + slack))
+
+
+def plan_of_lengths(policy: Policy) -> Callable[[int, Phase, int, int], int]:
+    """`Policy.plan` for a budget, asked for every request in every step.
+
+    Answers are remembered where they follow from resident tokens alone.
+    """
+
+    def plan(budget: int, phase: Phase, *lengths: int) -> int:
+        return policy.for_budget(budget).plan(phase, *lengths)
+
+    if policy.by_page:
+        return plan
+    known = functools.lru_cache(MOST_ANSWERS)(plan)
+    return lambda budget, phase, num_resident, num_seen: known(budget, phase, num_resident)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from harness.budget import budget_text, is_share
 from harness.engines.vllm.counters import temporary_counter_file
 from harness.engines.vllm.refusals import why_no_prefix_caching
 from harness.engines.vllm.settings import (
@@ -115,13 +116,19 @@ def start_line(settings: EvictionSettings, block_size: int, changes: Sequence[st
     """What a server says of itself when it starts."""
     policy = settings.build_policy(block_size)
     admission = "the pool must hold every peak (reserve=true)" if settings.reserve else "as stock vLLM (reserve=false)"
-    what = f"budget={policy.budget} tokens, prefill={policy.prefill}"
+    what = f"budget={_budget(settings)}, prefill={policy.prefill}"
     if not policy.evicts:
         what = "which keeps everything" + f" and reads budget={policy.budget} tokens" * policy.reads_less
     return (
         f"KV eviction is on: policy={policy.name}, {what}, block_size={block_size}; admission: {admission}; "
         f"switched off: {', '.join(changes) or 'nothing'}"
     )
+
+
+def _budget(settings: EvictionSettings) -> str:
+    if settings.budget is None:
+        return "none"
+    return f"{budget_text(settings.budget)} {'of each prompt' if is_share(settings.budget) else 'tokens'}"
 
 
 def _is_configured(arguments: "EngineArgs") -> bool:

@@ -58,7 +58,8 @@ class RetentionLog:
 
     def prompt(self, request: Resident) -> None:
         """Write down what is left of a prompt, unless an eviction is due first."""
-        if self._policy.plan(Phase.PREFILL_END, request.num_resident, request.num_seen) == request.num_resident:
+        policy = self._policy.for_prompt(request.num_prompt_tokens)
+        if policy.plan(Phase.PREFILL_END, request.num_resident, request.num_seen) == request.num_resident:
             self.prompt_evicted(request)
 
     def prompt_evicted(self, request: Resident) -> None:
@@ -75,10 +76,11 @@ class RetentionLog:
         victims: dict[Resident, Victim] = {}
         for one in requests:
             phase = Phase.PREFILL_END if one.request_id in self._prompts else Phase.DECODE
-            num_keep = self._policy.plan(phase, one.num_resident, one.num_seen)
+            policy = self._policy.for_prompt(one.num_prompt_tokens)
+            num_keep = policy.plan(phase, one.num_resident, one.num_seen)
             if num_keep < one.num_resident:
-                eviction = Eviction(phase, one.num_resident, num_keep, one.num_seen)
-                blocks = one.block_ids[: math.ceil(one.num_resident / self._policy.block_size)]
+                eviction = Eviction(phase, one.num_resident, num_keep, one.num_seen, budget=policy.budget)
+                blocks = one.block_ids[: math.ceil(one.num_resident / policy.block_size)]
                 victims[one] = Victim(one.request_id, eviction, tuple(blocks))
             kept[one] = num_keep
         if victims:

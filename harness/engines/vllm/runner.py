@@ -60,7 +60,7 @@ class EvictionRunning(_Base):
         Raises:
             ValueError: a layer is not plain full attention.
         """
-        policy = self.eviction_policy
+        policy = self.eviction_policy.for_prompt(self.max_model_len)
         bound = None
         if policy.evicts and policy.prefill == "chunked":
             bound = most_after_eviction(policy, self.max_model_len) + policy.prefill_chunk

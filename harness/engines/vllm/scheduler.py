@@ -5,8 +5,6 @@ back from the workers and asynchronous scheduling stays on. Freed blocks may be 
 compact before they write.
 """
 
-import functools
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +19,7 @@ from vllm.v1.request import Request
 from harness.engines.contract import EvictionRecord
 from harness.engines.vllm.counters import CounterFile
 from harness.engines.vllm.kv_cache import EvictingAttentionManager
-from harness.engines.vllm.plan import Eviction, StepPlan, most_after_eviction, peak_resident_tokens
+from harness.engines.vllm.plan import Eviction, StepPlan, most_after_eviction, peak_resident_tokens, plan_of_lengths
 from harness.engines.vllm.prompt_rows import prompt_rows
 from harness.engines.vllm.refusals import refuse_chunks
 from harness.engines.vllm.settings import CONFIG_KEY, read_settings
@@ -34,11 +32,13 @@ class _RequestState:
     """What the scheduler remembers of a request.
 
     Attributes:
+        policy: with the budget of its prompt.
         prefilled: the prompt has been attended; falls back when the request is preempted.
         num_evictions, num_evicted_tokens: so far, those before a preemption included.
         peak_tokens: the most tokens that were resident at once.
     """
 
+    policy: Policy
     prefilled: bool = False
     num_evictions: int = 0
     num_evicted_tokens: int = 0
@@ -74,7 +74,7 @@ class EvictionScheduling:
         self._reserve = settings.reserve
         self._spare_blocks = not self._policy.by_page  # there the worker's pages fill the blocks that stay
         self._states: dict[str, _RequestState] = {}
-        self._plan = _plan_of_lengths(self._policy)
+        self._plan = plan_of_lengths(self._policy)
         self._prompt_waits = False
         self._rows = prompt_rows(self._policy, self.scheduler_config.max_num_seqs)
         self._watched: set[str] = set()
@@ -92,7 +92,8 @@ class EvictionScheduling:
         super().add_request(request)
         if request.request_id not in self.requests:
             return
-        self._states.setdefault(request.request_id, _RequestState())
+        policy = self._policy.for_prompt(request.num_prompt_tokens)
+        self._states.setdefault(request.request_id, _RequestState(policy))
         self._promise(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -142,7 +143,7 @@ class EvictionScheduling:
                 continue
             seen = request.num_computed_tokens
             before = seen - num_evicted.get(request_id, 0)
-            keep = plan(phase, before, seen)
+            keep = plan(state.policy.budget, phase, before, seen)
             if keep < before:
                 spare, copies = False, None
                 if not self._policy.measured:  # else the workers tell what left, in `update_from_output`
@@ -151,7 +152,7 @@ class EvictionScheduling:
                     if copies is None:  # no block to be had in the place of shared ones: again in the next step
                         state.prefilled = state.prefilled and phase is not Phase.PREFILL_END
                         continue
-                evictions[request_id] = Eviction(phase, before, keep, seen, spare, copies)
+                evictions[request_id] = Eviction(phase, before, keep, seen, spare, copies, state.policy.budget)
                 if phase is Phase.PREFILL_END:
                     self._watched.discard(request_id)
             if phase is Phase.PREFILL_END:
@@ -186,8 +187,8 @@ class EvictionScheduling:
 
     def _take_row(self, request: Request) -> bool:
         """Whether it has started or may: its prompt will not be evicted from, or the workers have a row for it."""
-        length = request.num_tokens
-        if request.num_computed_tokens or self._plan(Phase.PREFILL_END, length, length) == length:
+        budget, length = self._states[request.request_id].policy.budget, request.num_tokens
+        if request.num_computed_tokens or self._plan(budget, Phase.PREFILL_END, length, length) == length:
             return True
         if len(self._watched) >= self._rows and request.request_id not in self._watched:
             return False
@@ -205,7 +206,8 @@ class EvictionScheduling:
 
         A prompt read in chunks starts with little: counted by that, too many would be admitted and preempted.
         """
-        policy, prefilled = self._policy, self._states[request.request_id].prefilled
+        state = self._states[request.request_id]
+        policy, prefilled = state.policy, state.prefilled
         if self._reserve:
             total = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
             prompt = 0 if prefilled else request.num_tokens
@@ -281,14 +283,6 @@ class EvictionScheduling:
         if self._trace is not None:
             self._trace.flush()
         return {**(params or {}), CONFIG_KEY: asdict(record)}, ec_params
-
-
-def _plan_of_lengths(policy: Policy) -> Callable[[Phase, int, int], int]:
-    """`Policy.plan`, asked for every request in every step; remembered where it follows from resident tokens alone."""
-    if policy.by_page:
-        return policy.plan
-    known = functools.cache(policy.plan)
-    return lambda phase, num_resident, num_seen: known(phase, num_resident)
 
 
 class EvictionScheduler(EvictionScheduling, Scheduler):

@@ -46,25 +46,27 @@ class Scorer:
             positions: int64 [l, N, Hs, T] of all their tokens.
             num_layers: layers that may be scored at once.
         """
-        together = num_layers if self._policy.layers_together else 1
+        policy = self._policy.for_budget(part.group.alike.budget)
+        together = num_layers if policy.layers_together else 1
         scores = [
-            checked_scores(self._policy, self._view(part, positions, layers), self._layout.grid.num_heads)
+            checked_scores(policy, self._view(part, positions, layers), self._layout.grid.num_heads)
             for layers in cut(len(positions), together)
         ]
         joined = scores[0] if len(scores) == 1 else torch.cat(scores)
         joined = joined.unflatten(0, (len(positions), -1))
-        return joined if self._policy.per_head else self._average_over_ranks(joined)
+        return joined if policy.per_head else self._average_over_ranks(joined)
 
     def rewrite(self, part: Part, positions: torch.Tensor, stays: torch.Tensor, num_layers: int) -> None:
         """Let the policy change keys and values of the tokens that stay, bool [l, N, Hs, T]; the rest as `scores`."""
-        for layers in cut(len(positions), num_layers if self._policy.layers_together else 1):
+        policy = self._policy.for_budget(part.group.alike.budget)
+        for layers in cut(len(positions), num_layers if policy.layers_together else 1):
             pages = part.pages(self._layout.grid)[layers]
             keys, values = (
                 read(pages, positions.shape[-1]).flatten(0, 1)
                 for read in (self._layout.read_keys, self._layout.read_values)
             )
             view = replace(self._view(part, positions, layers), keys=keys, values=values)
-            keys, values = self._policy.rewrite(view, stays[layers].flatten(0, 1))
+            keys, values = policy.rewrite(view, stays[layers].flatten(0, 1))
             self._layout.write_keys(pages, keys.unflatten(0, pages.shape[:2]))
             self._layout.write_values(pages, values.unflatten(0, pages.shape[:2]))
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from harness.budget import parse_budget
 from harness.engines.vllm.refusals import refuse_settings
 from policies import Policy, build_policy
+from policies.prompt_share import for_model
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,7 +22,6 @@ NEAR = 0.8
 PATH = "the path of a file or folder, or null", (str, NoneType)
 KINDS = {
     "policy": ("the name of a policy", (str,)),
-    "budget": ("a whole number of tokens, or null", (int, NoneType)),
     "options": ("a mapping of the policy's options", (dict,)),
     "reserve": ("true or false", (bool,)),
     "trace": PATH,
@@ -35,7 +36,8 @@ class EvictionSettings:
 
     Attributes:
         policy: name of a registered policy.
-        budget: resident tokens per layer and KV head; None for a policy that never evicts.
+        budget: resident tokens per layer and KV head, or the share of each prompt, as 0.25 or "25%"; None for a policy
+            that never evicts.
         options: the policy's own options.
         reserve: admit a request only if the pool can hold the peak of every admitted one, so that none is ever
             preempted. False admits as stock vLLM does; a prompt that is read in chunks counts as budget and one chunk.
@@ -45,7 +47,7 @@ class EvictionSettings:
     """
 
     policy: str
-    budget: int | None = None
+    budget: float | None = None
     options: dict[str, Any] = field(default_factory=dict)
     reserve: bool = True
     trace: str | None = None
@@ -68,7 +70,7 @@ class EvictionSettings:
         """
         model, parallel = vllm_config.model_config, vllm_config.parallel_config
         num_layers, policy = model.get_num_layers(parallel), self.build_policy(block_size)
-        whole = policy.for_model(num_layers, model.get_total_num_kv_heads())
+        whole = for_model(policy, num_layers, model.get_total_num_kv_heads())
         if parallel.tensor_parallel_size == 1:
             return whole
         if policy.measured or any(len(set(flags)) > 1 for flags in getattr(whole, "whole_rows", None) or ()):
@@ -76,7 +78,7 @@ class EvictionSettings:
                 f"policy={policy.name} decides over all KV heads together, and tensor_parallel_size="
                 f"{parallel.tensor_parallel_size} divides them. Use tensor_parallel_size=1."
             )
-        return policy.for_model(num_layers, model.get_num_kv_heads(parallel))
+        return for_model(policy, num_layers, model.get_num_kv_heads(parallel))
 
 
 def read_settings(vllm_config: "VllmConfig") -> EvictionSettings:
@@ -100,7 +102,7 @@ def parse_settings(data: object) -> EvictionSettings:
     """Check the value of "kv_eviction".
 
     Raises:
-        ValueError: it is missing, no mapping, without a policy, or has an unknown key or a value of another type.
+        ValueError: it is missing, no mapping, without a policy, or has an unknown key or a value that does not fit.
     """
     known = EvictionSettings.__dataclass_fields__
     if not isinstance(data, dict) or "policy" not in data:
@@ -114,13 +116,14 @@ def parse_settings(data: object) -> EvictionSettings:
             f'additional_config["{CONFIG_KEY}"] does not know {", ".join(unknown)}.{"".join(hints)} '
             f"It takes {', '.join(known)}."
         )
-    for name, value in data.items():
-        kind, types = KINDS[name]
+    budget = parse_budget(data.get("budget"), f'additional_config["{CONFIG_KEY}"]["budget"]')
+    for name in [name for name in data if name in KINDS]:
+        (kind, types), value = KINDS[name], data[name]
         if not isinstance(value, types) or (isinstance(value, bool) and name != "reserve"):
             raise ValueError(
                 f'additional_config["{CONFIG_KEY}"]["{name}"]={json.dumps(value, default=repr)} is not {kind}.'
             )
-    return EvictionSettings(**data)
+    return EvictionSettings(**{**data, "budget": budget})
 
 
 def check_folders(settings: EvictionSettings) -> None:

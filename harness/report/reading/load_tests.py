@@ -28,7 +28,7 @@ class BenchRow:
 
     Attributes:
         model, policy: names, as in a run's configuration; `variant` tells settings of one policy apart.
-        budget: tokens, None for the full cache.
+        budget: tokens, or below 1 the share of each prompt; None for the full cache.
         block_size: tokens a KV block.
         repeat: number of the repeat; repeats with one number ran side by side and are compared with each other.
         num_requests, input_tokens, output_tokens: the load; token counts are means a request.
@@ -46,7 +46,7 @@ class BenchRow:
 
     model: str
     policy: str
-    budget: int | None
+    budget: float | None
     block_size: int
     repeat: int
     output_tok_s: float

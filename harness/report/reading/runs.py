@@ -12,14 +12,13 @@ from harness.benchmarks.longbench.own_averages import language_averages
 from harness.benchmarks.longbench.tasks import LONGBENCH_E_TASKS, PUBLISHED
 from harness.benchmarks.scoring import TaskScore
 from harness.benchmarks.tasks import TASKS
+from harness.budget import budget_text
 from harness.errors import UserError
 from harness.metrics import run_metrics, task_scores
 from harness.store.manifest import FILE_NAME as MANIFEST
 from harness.store.manifest import Manifest, digest, read_manifest
 from harness.store.predictions import FILE_NAME as PREDICTIONS
 from harness.store.predictions import Prediction, predictions_sha256, read_predictions
-
-Budget = int | float | None
 
 FULL_CACHE_POLICY = "full"
 MINI = "mini"
@@ -57,7 +56,7 @@ class Run:
         return self.manifest.config["policy"]["name"]
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> int | float | None:
         """Resident tokens a layer and KV head, or a share of the prompt (below 1); None for the full cache."""
         return self.manifest.config["policy"]["budget"]
 
@@ -174,13 +173,6 @@ class Group:
 
     def _full_cache_runs(self, run: Run) -> list[Run]:
         return [other for other in self.finished if other.policy == FULL_CACHE_POLICY and other is not run]
-
-
-def budget_text(budget: Budget) -> str:
-    """A number of tokens as it is, a share of the prompt in percent, "" for none."""
-    if budget is None:
-        return ""
-    return f"{100 * budget:g} %" if budget < 1 else f"{budget:g}"
 
 
 def find_folders(paths: Sequence[Path], file_name: str) -> list[Path]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.benchmarks.generated import TASKS_OF
+from harness.budget import is_share
 from harness.config import ENGINES_WITHOUT_POOL
 from harness.report.reading.runs import FULL_CACHE_POLICY, MINI, Group, Run, budget_text
 from harness.report.tables.grid import NO_VALUE, Cell, Column, Table, number_cell, text_cell
@@ -115,7 +116,7 @@ def assignments(run: Run) -> str:
 
 def key_columns(group: Group) -> list[Column]:
     """Policy and budget."""
-    kinds = {"% of the prompt" if run.budget < 1 else "tokens" for run in group.runs if run.budget is not None}
+    kinds = {"% of the prompt" if is_share(run.budget) else "tokens" for run in group.runs if run.budget is not None}
     return [Column("Policy", is_text=True), Column("Budget", " or ".join(sorted(kinds, reverse=True)) or "tokens")]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness.benchmarks.tasks import TASKS
+from harness.budget import budget_text
 from harness.errors import UserError
 from harness.report.reading.load_tests import BenchRow, BenchSetting, settings
 from harness.report.reading.runs import MINI, Run
@@ -148,7 +149,7 @@ def _of_load_tests(bench: Sequence[BenchSetting]) -> Iterator[Measured]:
     for one in bench:
         row = one.rows[0]
         about = (row.model, row.load, row.policy, row.budget, row.block_size)
-        budget = "" if row.budget is None else f" @ {row.budget}"
+        budget = "" if row.budget is None else f" @ {budget_text(row.budget)}"
         conditions = (
             f"{row.series}{budget}, {row.load or 'load not recorded'}, block {row.block_size}, "
             f"{row.device or 'device not recorded'}"

@@ -205,3 +205,13 @@ def test_layers_choose_for_themselves_and_heads_together(model):
 def test_heads_choose_for_themselves_if_the_policy_says_so(model):
     trace = run_reference(model, Recorder(budget=BUDGET, block_size=BLOCK), PROMPT, 2)
     assert all(layer[0] != layer[1] for layer in trace.decisions[0].kept)
+
+
+def test_a_share_of_the_prompt_is_resolved_for_each_prompt():
+    model, share = tiny_llama(), build_policy("h2o", budget=0.25, block_size=16)
+    for length, budget in ((100, 32), (333, 96)):
+        prompt = random_prompt(length, seed=length)
+        fixed = run_reference(model, build_policy("h2o", budget=budget, block_size=16), prompt, 3)
+        found = run_reference(model, share, prompt, 3)
+        assert found.resident_positions == fixed.resident_positions
+        assert found.token_ids == fixed.token_ids

@@ -34,8 +34,9 @@ for line in sys.stdin:
         print("\n".join(f"line {number}" for number in range(100)), file=sys.stderr)
         os._exit(7)
     num_tokens = len(request["prompt_token_ids"])
-    compressed = options.press is not None and num_tokens > options.budget
-    kept = [options.budget, options.budget + 1] if compressed else [num_tokens, num_tokens]
+    budget = request.get("budget", options.budget)
+    compressed = options.press is not None and num_tokens > budget
+    kept = [budget, budget + 1] if compressed else [num_tokens, num_tokens]
     reply = {
         "request_id": request["request_id"],
         "token_ids": [*request["stop_token_ids"], request["min_new_tokens"], request["max_new_tokens"]],

@@ -42,8 +42,8 @@ def configure(monkeypatch):
 class Recorder:
     """Takes the place of `KvpressEngine`."""
 
-    def __init__(self, *arguments):
-        self.arguments = arguments
+    def __init__(self, *arguments, **named):
+        self.arguments, self.named = arguments, named
 
 
 @pytest.mark.parametrize("policy", ["full", "snapkv", "h2o"])
@@ -127,6 +127,22 @@ def test_the_peer_gets_press_and_budget(configure, monkeypatch, overrides, press
     monkeypatch.setattr("harness.engines.kvpress.engine.KvpressEngine", Recorder)
     engine = build_engine(configure("engine=kvpress", *overrides, "model.revision=v1"), "model", Path("run"))
     assert engine.arguments == ("model", press, budget, "float32", 32, "v1")
+
+
+@pytest.mark.parametrize(
+    ("policy", "budgets"),
+    [
+        (["policy=keydiff"], {100: 64, 1000: 256, 1025: 288}),
+        (["policy=snapkv", "policy.options.window=70"], {100: 96, 1000: 256, 1025: 288}),
+        (["policy=full", "policy.name=kvpress:KnormPress"], {100: 64, 1000: 256, 1025: 288}),
+    ],
+    ids=str,
+)
+def test_the_peer_keeps_as_much_of_each_prompt_as_we_do(configure, monkeypatch, policy, budgets):
+    monkeypatch.setattr("harness.engines.kvpress.engine.KvpressEngine", Recorder)
+    engine = build_engine(configure("engine=kvpress", *policy, "policy.budget=25%"), "model", Path("run"))
+    assert engine.arguments[2] is None
+    assert {length: engine.named["budget_of"](length) for length in budgets} == budgets
 
 
 def test_the_peer_checks_its_policy_before_the_model_is_loaded(configure, monkeypatch):

@@ -69,7 +69,9 @@ def press_of(case: str, budget: int) -> dict:
     return press_for(case.partition("-")[0], budget, BLOCK_SIZE, SAME[case])
 
 
-def ask(model_path: str, press: dict, budget: int, prompts: list[list[int]], num_new: int = NUM_NEW) -> list[dict]:
+def ask(
+    model_path: str, press: dict, budget: int, prompts: list[list[int]], num_new: int = NUM_NEW, budgets: list[int] = ()
+) -> list[dict]:
     arguments = [str(model_path), "--press", json.dumps(press), "--budget", str(budget), "--record-positions"]
     with closing(WorkerProcess(arguments)) as worker:
         return [
@@ -80,6 +82,7 @@ def ask(model_path: str, press: dict, budget: int, prompts: list[list[int]], num
                     "max_new_tokens": num_new,
                     "stop_token_ids": [],
                     "min_new_tokens": 0,
+                    **({"budget": budgets[number]} if budgets else {}),
                 }
             )
             for number, prompt in enumerate(prompts)
@@ -149,6 +152,17 @@ def test_kept_positions_agree_on_a_tiny_llama(tiny, tiny_path, case, budget):
         assert reply["kept_tokens"] == [budget] * 3
         assert_same_choice(trace.decisions[0], reply["kept_positions"], policy)
         assert reply["token_ids"][0] == trace.token_ids[0]
+
+
+def test_kept_positions_agree_at_a_share_of_each_prompt(tiny, tiny_path):
+    """kvpress is told our number of tokens, not the share, which it would round in its own way."""
+    policy = build_policy("keydiff", budget=0.25, block_size=BLOCK_SIZE)
+    prompts = [random_prompt(length, seed=length) for length in (300, 333, 700)]
+    budgets = [policy.for_prompt(len(prompt)).budget for prompt in prompts]
+    replies = ask(tiny_path, press_of("keydiff", 64), 64, prompts, budgets=budgets)
+    for reply, prompt, budget in zip(replies, prompts, (96, 96, 192), strict=True):
+        assert reply["kept_tokens"] == [budget] * 3
+        assert_same_choice(reference(tiny, policy, prompt).decisions[0], reply["kept_positions"], policy)
 
 
 @pytest.fixture(scope="module")

@@ -84,6 +84,14 @@ def test_counts_are_means_over_layers_of_the_real_lengths(start):
     assert [sample.t_s for sample in stats.block_usage[:3]] == [0, 0.125, 0.25]
 
 
+def test_each_prompt_may_have_a_budget_of_its_own(start):
+    engine = start(budget_of=lambda num_tokens: num_tokens // 2)
+    assert [result.eviction.num_evicted_tokens for result in engine.generate([request("a", 20), request("b", 30)])] == [
+        9,  # 20 tokens are cut to 10 and 11
+        14,
+    ]
+
+
 def test_the_worker_is_told_press_and_budget_and_runs_isolated(start, tmp_path, capsys):
     start(press={"name": "AdaKVPress", "press": {"name": "SnapKVPress"}}, revision="v1")
     told = json.loads((tmp_path / "worker.json").read_text())

@@ -150,7 +150,8 @@ def assert_blocks_match_lengths(scheduler: Scheduler, runner: CPUModelRunner, po
         assert len(set(blocks)) == len(blocks)
         assert runner.requests[request.request_id].block_ids[0] == blocks
         if policy.evicts and policy.decode_unit is not Unit.NONE and scheduler._states[request.request_id].prefilled:
-            assert resident <= most_after_eviction(policy, request.num_computed_tokens) + policy.block_size
+            own = policy.for_prompt(request.num_prompt_tokens)
+            assert resident <= most_after_eviction(own, request.num_computed_tokens) + policy.block_size
         held += len(blocks)
     pool = scheduler.kv_cache_manager.block_pool
     assert held == pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()

@@ -25,9 +25,9 @@ def server_arguments(shape, settings, **changes):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"budget": "256"}, r'\["budget"\]="256" is not a whole number of tokens, or null'),
-        ({"budget": 256.0}, r'\["budget"\]=256.0 is not a whole number'),
-        ({"budget": True}, r'\["budget"\]=true is not a whole number'),
+        ({"budget": "256"}, r'\["budget"\]=\'256\' is neither a whole number of tokens nor a share of each prompt'),
+        ({"budget": 256.0}, r'\["budget"\]=256.0 is neither a whole number'),
+        ({"budget": True}, r'\["budget"\]=True is neither a whole number'),
         ({"reserve": "false"}, r'\["reserve"\]="false" is not true or false'),
         ({"reserve": None}, r'\["reserve"\]=null is not true or false'),
         ({"policy": 3}, r'\["policy"\]=3 is not the name of a policy'),
@@ -41,9 +41,15 @@ def test_a_value_of_another_type_is_refused_by_name(setting, message):
         parse_settings(GOOD | setting)
 
 
+@pytest.mark.parametrize("budget", [0.25, "25%"])
+def test_a_budget_may_be_a_share_of_each_prompt(budget):
+    assert parse_settings(GOOD | {"budget": budget}).budget == 0.25
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"policy": "corm", "budget": 0.25}, "lets the data decide, so policy.budget=0.25 has no effect"),
         ({"policy": "paged_evicton", "budget": 64}, "Did you mean paged_eviction"),
         ({"policy": "paged_eviction"}, "needs policy.budget"),
         ({"policy": "paged_eviction", "budget": 100}, "is not a multiple of engine.block_size=32"),
@@ -120,6 +126,7 @@ def test_a_server_says_at_start_what_it_does(shape, monkeypatch):
         "KV eviction is on: policy=h2o, budget=64 tokens, prefill=after, block_size=32; admission: as stock vLLM "
         "(reserve=false); switched off: prefix caching, full CUDA graphs (attention is watched, or called by head)"
     )
+    assert "policy=h2o, budget=25 % of each prompt, prefill=after" in start_line(EvictionSettings("h2o", 0.25), 32, [])
     kept = start_line(EvictionSettings("full"), 32, [])
     assert kept.startswith("KV eviction is on: policy=full, which keeps everything, block_size=32; admission: the pool")
     assert kept.endswith("switched off: nothing")

@@ -162,7 +162,8 @@ class RaggedCompactor(Compactor):
 
     def _apply(self, group: RaggedGroup, positions: torch.Tensor, scores: torch.Tensor) -> None:
         """Let the policy split the pages, compact, and clear the blocks that are about to be cut."""
-        policy, alike = self._policy, group.alike
+        alike = group.alike
+        policy = self._policy.for_budget(alike.budget)
         ranking = rank(policy, alike.phase, scores, positions, group.lengths, group.num_seen, alike.num_keep)
         shares = policy.split(ranking)
         counts = num_kept(ranking, shares)
