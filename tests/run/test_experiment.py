@@ -183,14 +183,14 @@ def test_another_budget_is_another_folder(start, tmp_path):
 
 
 def test_a_share_of_each_prompt_is_one_run_and_recorded_in_tokens(start, capsys):
-    folder = start("policy.budget=25%", "policy=snapkv", "policy.options.window=300")
+    folder = start("policy.budget=25%", "policy=snapkv", "policy.options.window=900")
     out = capsys.readouterr()
     assert folder.name.startswith("snapkv-b0.25-smollm2-135m-")
     assert "policy=snapkv budget=25 % model=" in out.out
     assert "snapkv, budget 25 % on smollm2-135m" in " ".join(out.out.split())
     assert read_manifest(folder).config["policy"]["budget"] == 0.25
     predictions = read_predictions(folder)
-    least = 320  # a window of 300 and one token more, in blocks of 32
+    least = 928  # a window of 900 and one token more, in blocks of 32
     wanted = {p.sample_id: -(-p.num_prompt_tokens // (4 * 32)) * 32 for p in predictions}
     assert {p.sample_id: p.budget_tokens for p in predictions} == {
         name: max(least, tokens) for name, tokens in wanted.items()
@@ -202,7 +202,7 @@ def test_a_share_of_each_prompt_is_one_run_and_recorded_in_tokens(start, capsys)
     eviction = json.loads((folder / "metrics.json").read_text())["eviction"]
     assert (eviction["budget"], eviction["num_over_budget"]) == (0.25, NUM_SAMPLES)
     assert eviction["num_with_least_budget"] == num_least
-    assert start("policy.budget=0.25", "policy=snapkv", "policy.options.window=300") == folder, "the same run"
+    assert start("policy.budget=0.25", "policy=snapkv", "policy.options.window=900") == folder, "the same run"
     assert "finished already" in capsys.readouterr().out
 
 

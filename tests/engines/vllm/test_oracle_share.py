@@ -59,9 +59,9 @@ def test_each_prompt_keeps_what_a_budget_of_its_own_keeps(shape, name, share, op
 @pytest.mark.parametrize(
     ("name", "share", "options"),
     [
-        ("kv_compress", 0.25, {"protect_last": 16}),
+        ("ada_kv", 0.25, {"window": 8}),
         ("head_classes", 0.25, {"heads": WHOLE}),
-        pytest.param("ada_kv", 0.5, {"window": 8}, marks=pytest.mark.parity),
+        pytest.param("kv_compress", 0.5, {"protect_last": 16}, marks=pytest.mark.parity),
         pytest.param("inverse_key_l2", 0.5, {"skip_layers": 1}, marks=pytest.mark.parity),
     ],
     ids=str,
