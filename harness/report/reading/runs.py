@@ -20,6 +20,7 @@ from harness.store.manifest import Manifest, digest, read_manifest
 from harness.store.predictions import FILE_NAME as PREDICTIONS
 from harness.store.predictions import Prediction, predictions_sha256, read_predictions
 
+Budget = int | float | None
 FULL_CACHE_POLICY = "full"
 MINI = "mini"
 
@@ -56,7 +57,7 @@ class Run:
         return self.manifest.config["policy"]["name"]
 
     @property
-    def budget(self) -> int | float | None:
+    def budget(self) -> Budget:
         """Resident tokens a layer and KV head, or a share of the prompt (below 1); None for the full cache."""
         return self.manifest.config["policy"]["budget"]
 
