@@ -37,6 +37,7 @@ def test_quest_reads_the_newest_page_and_those_with_the_greatest_bounds():
     assert read_quest(QUEST, keys, [[1, 0]]) == [0, 2, 4]
     assert read_quest(QUEST, keys, [[-1, 0]]) == [2, 3, 4]  # pages 0 and 2 tie at 0: the later
     assert read_quest(QUEST, keys, [[1, 1]]) == [2, 3, 4]
+    assert read_quest(QUEST, keys, [[0, -1]]) == [0, 2, 4]  # 5, 1, 9, 0, by the least of the second channel
 
 
 def test_quest_joins_a_group_by_its_greatest_bound_or_by_the_mean():
