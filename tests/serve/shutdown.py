@@ -1,8 +1,8 @@
 """`python -m tests.serve.shutdown`: how soon clients hear of the end of a server, stock and with the plugin.
 
-16 streams, of which half wait for their turn. Once eight have begun, the server gets SIGTERM, or its engine core
-SIGKILL. A client hangs if it hears nothing more until it gives up, after 20 s without a token. `--drain SECONDS` passes
-that as vLLM's own `--shutdown-timeout`. Servers take turns.
+16 streams of the embedded model, of which half wait for their turn. Once eight have begun, the server gets SIGTERM, or
+its engine core SIGKILL. A client hangs if it hears nothing more until it gives up, after 20 s without a token.
+`--drain SECONDS` passes that as vLLM's own `--shutdown-timeout`. Servers take turns.
 """
 
 import argparse
@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from harness.models import prepare_embedded_model
 from tests.serve.servers import Server, running_server, stream
-from tests.tiny_llama import random_prompt, save_tiny_llama
+from tests.tiny_llama import random_prompt
 
 CLIENTS, AT_ONCE, NEW, PATIENCE = 16, 8, 800, 20
 EVICTING = {"kv_eviction": {"policy": "paged_eviction", "budget": 128}}
@@ -61,7 +62,7 @@ def main() -> None:
     arguments = parser.parse_args()
     extra = ["--max-num-seqs", str(AT_ONCE), "--shutdown-timeout", str(arguments.drain)]
     with tempfile.TemporaryDirectory() as folder:
-        model = save_tiny_llama(Path(folder) / "tiny")
+        model = prepare_embedded_model()  # a tiny one would have said all before its clients have read half of it
         for _ in range(arguments.rounds):
             for victim in arguments.victims:
                 for name in arguments.servers:
