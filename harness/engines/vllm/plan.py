@@ -70,8 +70,10 @@ def peak_resident_tokens(policy: Policy, num_prefill: int, num_prompt: int, num_
     growth = num_total - num_prompt
     if policy.decode_unit is Unit.NONE:
         return max(prefill, after_prefill + growth)
-    slack = 1 if policy.decode_unit is Unit.TOKEN else policy.block_size
-    return max(prefill, min(after_prefill + growth, most_after_eviction(policy, num_total) + slack))
+    most, slack = most_after_eviction(policy, num_total), 1
+    if policy.decode_unit is Unit.BLOCK:  # whole blocks stay while decoding, where a prompt may end within one
+        most, slack = -(-most // policy.block_size) * policy.block_size, policy.block_size
+    return max(prefill, min(after_prefill + growth, most + slack))
 
 
 def plan_of_lengths(policy: Policy) -> Callable[[int, Phase, int, int], int]:

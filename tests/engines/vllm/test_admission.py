@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from harness.engines.vllm.plan import peak_resident_tokens
 from harness.engines.vllm.prompt_rows import MOST_PROMPTS
 from harness.engines.vllm.settings import EvictionSettings
+from policies import Phase, build_policy
 from policies.registry import policy_class
 from tests.engines.vllm.schedulers import add_request, answer, build_scheduler
 
@@ -150,3 +152,20 @@ def test_the_record_of_a_request_holds_its_peaks(shape):
     assert record["num_evicted_tokens"] == 150 - 64 + 32 * ((100 - 1) // 32)
     assert record["final_resident_tokens"] == 150 + 99 - record["num_evicted_tokens"]
     assert scheduler._totals.num_evicted_tokens == record["num_evicted_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("mix_attention", {"full_every": 3}), ("paged_eviction", {}), ("h2o", {})]
+)
+@pytest.mark.parametrize("budget", [64, 96, 256])
+def test_no_request_ever_holds_more_than_it_was_promised(name, options, budget):
+    """What `reserve` sets aside, against a request that is stepped through token by token."""
+    policy = build_policy(name, budget=budget, block_size=32, options=options).for_model(3, 2)
+    for prompt in range(1, 380, 7):
+        resident = seen = peak = prompt
+        resident = policy.plan(Phase.PREFILL_END, resident, seen)
+        for new in range(1, 90):
+            assert peak <= peak_resident_tokens(policy, prompt, prompt, prompt + new)
+            resident, seen = resident + 1, seen + 1
+            peak = max(peak, resident)
+            resident = policy.plan(Phase.DECODE, resident, seen)
