@@ -28,7 +28,7 @@ class CORM(WholePages, Policy):
     Deviations: the paper remembers for each query what was important when it came; here the last queries are asked anew
     over the tokens that are resident, which makes what is left a little more important. The paper evicts in every step.
     Counts are whole pages, rounded up in each head, and their sum is rounded up to whole blocks of the pool, a page of
-    each layer and head; what that leaves over goes to the earlier heads, for their next best tokens.
+    each layer and head; what that leaves over goes to the heads with the fewest pages, for their next best tokens.
 
     Attributes:
         window: queries that are remembered.

@@ -25,8 +25,10 @@ class ElasticCache(Policy):
     are averaged as they are cached, rotated by positions that differ, as in the paper. Needs the attention sums; costs
     reading and writing the prompt's keys and values once.
 
-    The paper takes a share of the sequence; `policy.budget=20%` is one of the prompt. Deviations: attention goes on
-    being summed while decoding, and is not used there.
+    The paper takes a share of the sequence; `policy.budget=20%` is one of the prompt. Deviations: the code's share
+    counts generated tokens too, so that its cache grows and only some steps evict; here C is fixed and every step does.
+    The code merges into anchors that scored high, never into the first and last ones; here into the nearest of all.
+    Attention goes on being summed while decoding, and is not used there.
 
     Attributes:
         distance: tokens from the fixed place to the end of the cache, 25 in the paper.

@@ -19,11 +19,13 @@ class KVCompress(Policy):
     Once the prompt was attended as many leave as bring the mean to C; while decoding, one a layer and head on average
     (one block of the pool) whenever the newest block is full and more than C are resident.
 
-    Source: paper, section 3, and the authors' vLLM fork: sum over the group, 50 newest tokens protected. The window is
-    ours, as Ada-KV's. Needs squared attention, which an observer adds up beside
-    the kernel: `window` query rows a prompt and one a step.
+    Source: paper, section 3, and the authors' vLLM fork, whose defaults are a window of 32 and 50 newest tokens that
+    stay (8 and 8 in the LongBench script of its tables). Needs squared attention, which an observer adds up beside the
+    kernel: `window` query rows a prompt and one a step.
 
     The fork keeps a share or a number for the whole request; here a share is one of the prompt. Deviations: the fork
+    pools a prompt's sums over 7 neighbours (the greatest) in each query head before it adds up the group; here they
+    are not pooled. With a fixed budget the fork compresses once, after the prompt; here decoding goes on evicting. It
     leaves a prompt's partial block alone; here a prompt is cut to C exactly. No bias per head and position, which its
     authors read from a file and leave at 0. A prompt attended again after a preemption starts its sums anew.
 

@@ -14,8 +14,10 @@ class MixAttention(WindowOrAll):
     Source: the paper, whose models are trained so, and the blog of Character.AI that it follows (one layer in six is
     full, a window of 1,024; neighbours share). This is a **simulation** on a model that was not trained for it, so its
     quality says nothing about theirs: the prompt is attended in full by all layers and the window is cut afterwards,
-    and a layer that attends another one's keys and values, which `share` above 1 asks for, was never taught to. What it
-    shows is the memory, and which layers can do with a window.
+    and a layer that attends another one's keys and values, which `share` above 1 asks for, was never taught to. The
+    default is its windows only. Deviation: each full layer keeps a cache of its own, where the published models let all
+    of them attend that of the first; so more is resident here than there. What it shows is which layers can do with a
+    window, and what that frees.
 
     Of a layer that borrows nothing but its newest page stays once the prompt was attended: a block of the pool is a
     page of every layer. While the prompt is attended its pages are there and unused.

@@ -1,4 +1,4 @@
-"""A budget that is a share of each prompt, as kvpress's compression ratio and the papers of H2O and SnapKV have it.
+"""A budget that is a share of each prompt, as kvpress's compression ratio and the paper of H2O have it.
 
 The share s of a prompt of n tokens is C = B * ceil(s * n / B) tokens: whole blocks, as memory is given in blocks, and
 never less than was asked for. C is not less than the policy's own least budget either: two blocks, and what its window

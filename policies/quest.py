@@ -25,9 +25,9 @@ class Quest(Policy):
     Costs the bounds, 2 numbers a page and channel, brought up to date as keys are written, and their product with the
     queries in each step.
 
-    Deviations: pages are the engine's blocks (the authors: 16 tokens). The authors' models have one query head a KV
-    head; here the heads of a group read the same pages, see `group`. The newest page is always read, as in their
-    kernels; in their evaluation code it competes.
+    Deviations: pages are the engine's blocks (the authors: 16 tokens). Where query heads share a KV head the authors
+    let each choose pages for itself; here those of a group read the same pages, see `group`. The newest page is always
+    read, as in their kernels; in their evaluation code it competes.
 
     Attributes:
         budget: tokens that are read, the newest page included; at least three pages, as the authors.

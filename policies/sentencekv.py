@@ -13,8 +13,8 @@ from policies.snapkv import SnapKV
 from policies.views import ReadSignal, ReadView
 
 MARKS = frozenset(".!?。！？")
-FIRST = RECENT = 32
-"""Kept tokens at the start and at the end that are always read."""
+ALWAYS = 32
+"""Kept tokens at the start, and as many at the end, that are always read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,10 @@ class SentenceKV(SnapKV):
 
     Deviations: a sentence is read in whole pages, those that hold a token of it, from the latest page on, until C /
     `factor` tokens, rounded down to pages, are reached; pages that the first and last 32 tokens need count, and are
-    read even if they are more. One choice per KV head over its group, in both stages (`group`). A token ends a sentence
-    if its text is made of the marks of an end (. ! ? and the Chinese ones) or of empty lines; the authors list 13.
-    The mean keys are not stored: they are averaged anew from the keys, so choosing reads the keys of all that is kept.
+    read even if they are more; where they leave no page to choose, a run warns. One choice per KV head over its group,
+    in both stages (`group`). A token ends a sentence if its text is made of the marks of an end (. ! ? and the Chinese
+    ones) or of empty lines; the authors list 13. The mean keys are not stored: they are averaged anew from the keys, so
+    choosing reads the keys of all that is kept.
     What counts as read is what attention reads.
 
     Attributes:
@@ -79,6 +80,12 @@ class SentenceKV(SnapKV):
         """Pages that are read of a long row, at least one."""
         return max(1, int(self.budget / self.factor) // self.block_size)
 
+    @property
+    def chosen_pages(self) -> int:
+        """Pages at least that the first and the last tokens leave to sentences."""
+        whole = -(-ALWAYS // self.block_size)
+        return max(0, self.read_pages - 2 * whole - 1)
+
     def for_vocabulary(self, texts: Callable[[], Sequence[str]]) -> Self:
         """A copy that knows which tokens end a sentence.
 
@@ -103,7 +110,7 @@ class SentenceKV(SnapKV):
         scores = _sentence_scores(view, complete)
         scores = scores.amax(dim=2) if self.group == "max" else scores.mean(dim=2)
         pages = by_page(scores.masked_fill(~complete, float("-inf")), view.block_size).amax(dim=-1)
-        ends = (slot < length) & ((slot < FIRST) | (slot >= length - RECENT))
+        ends = (slot < length) & ((slot < ALWAYS) | (slot >= length - ALWAYS))
         always = by_page(ends, view.block_size).any(dim=-1)
         chosen = best_pages(view, pages, self.read_pages, always) & (always | (pages > float("-inf")))
         return chosen | (view.sentence_length <= 1)[:, None, None]

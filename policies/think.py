@@ -29,13 +29,15 @@ class Think:
     """What comes before a policy's own class: first tokens leave, then channels of those that stay.
 
     When the prompt is cut to the budget, each KV head scores its key channels by E_j = mean of q_j^2 over the last
-    `think_window` queries of its group, times mean of k_j^2 over the tokens that are cut. The lowest floor(think x D)
-    become zero in all kept tokens but the last `think_window`. Tokens of the answer stay whole, values are untouched.
+    `think_window` queries of its group, times mean of k_j^2 over the tokens that stay. The lowest floor(think x D)
+    become zero in all of these but the last `think_window`. Tokens of the answer stay whole, values are untouched.
     While decoding the policy scores keys as they are cached then.
 
     Source: paper, section 3, and the authors' code. A zero channel adds nothing to a logit, so that the stock kernel
     computes ThinK's logits exactly. **Nothing is freed**: a cache with shorter keys would save think / 2 of the bytes
-    of these tokens, which is the nominal saving. kvpress's press scores by all keys and cuts the last ones too.
+    of these tokens, which is the nominal saving. kvpress's press cuts the last ones too.
+
+    Deviation: a prompt that the budget holds stays whole, as nothing is evicted from it; the authors thin it too.
 
     Options:
         think: share of the key channels that become zero; 0.4 in the paper.
@@ -57,6 +59,11 @@ class Think:
         if self.prefill != "after":
             raise ValueError(f"policy.options.prefill={self.prefill} is not defined with think. Use after.")
         super().__post_init__()
+        if self.cache_positions:
+            raise ValueError(
+                "policy.options.position_mode=cache turns keys anew, and channels that think made zero would fill "
+                "again. Use original."
+            )
         if self.by_page:
             raise ValueError(
                 f"policy.options.think is not for policy={self.name} with unequal counts or chosen reads. Use another."
@@ -89,21 +96,21 @@ class Think:
         if view.phase in super().rewrite_phases:
             keys, values = super().rewrite(view, keep)
         cut = keep & (view.positions < view.num_seen[:, None, None] - self.think_window)
-        dropped = _least_channels(view.window_queries[:, :, -self.think_window :], keys, cut, self.think)
+        dropped = _least_channels(view.window_queries[:, :, -self.think_window :], keys, keep, self.think)
         return keys.masked_fill(cut[..., None] & dropped[:, :, None], 0), values
 
 
-def _least_channels(queries: torch.Tensor, keys: torch.Tensor, cut: torch.Tensor, share: float) -> torch.Tensor:
+def _least_channels(queries: torch.Tensor, keys: torch.Tensor, keep: torch.Tensor, share: float) -> torch.Tensor:
     """The channels that matter least, bool [N, H, D]; the earlier of two that matter equally little.
 
     Args:
         queries: [N, Q, W, D].
         keys: [N, H, T, D].
-        cut: bool [N, H or 1, T], tokens that lose channels.
+        keep: bool [N, H or 1, T], the tokens whose keys judge.
         share: of the channels.
     """
     num_heads, head_size = keys.shape[1], keys.shape[-1]
     asked = queries.float().square().mean(dim=2).unflatten(1, (num_heads, -1)).mean(dim=2)
-    energy = (keys.float().square() * cut[..., None]).sum(dim=2) / cut.sum(dim=-1, keepdim=True).clamp_min(1)
+    energy = (keys.float().square() * keep[..., None]).sum(dim=2) / keep.sum(dim=-1, keepdim=True)
     order = (asked * energy).argsort(dim=-1, stable=True)
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order[..., : int(share * head_size)], True)

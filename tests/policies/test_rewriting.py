@@ -94,16 +94,13 @@ def naive_channels(view, keep, window, share):
     keys, positions = view.keys[0].double().clone(), view.positions[0]
     for head in range(NUM_HEADS):
         row = head if len(positions) > 1 else 0
-        cut = [
-            slot
-            for slot, position in enumerate(positions[row].tolist())
-            if keep[0, row, slot] and position < int(view.num_seen[0]) - window
-        ]
+        kept = [slot for slot in range(len(positions[row])) if keep[0, row, slot]]
+        cut = [slot for slot in kept if int(positions[row, slot]) < int(view.num_seen[0]) - window]
         scores = []
         for channel in range(HEAD_SIZE):
             queries = view.window_queries[0, head * GROUP : (head + 1) * GROUP, -window:, channel].double()
             asked = sum(float(q) ** 2 for q in queries.flatten()) / queries.numel()
-            scores.append(asked * sum(float(keys[head, slot, channel]) ** 2 for slot in cut) / len(cut))
+            scores.append(asked * sum(float(keys[head, slot, channel]) ** 2 for slot in kept) / len(kept))
         for channel in sorted(range(HEAD_SIZE), key=scores.__getitem__)[: int(share * HEAD_SIZE)]:
             keys[head, cut, channel] = 0
     return keys
@@ -162,6 +159,7 @@ def test_think_of_nothing_is_the_policy_itself():
         ("keydiff", {"think": 0.4, "think_window": 64}, r"think_window=64 is too large for policy\.budget=64"),
         ("keydiff", {"think": 0.4, "prefill": "chunked"}, r"prefill=chunked is not defined with think"),
         ("pyramid_kv", {"think": 0.4}, r"think is not for policy=pyramid_kv with unequal counts"),
+        ("streaming_llm", {"think": 0.4, "position_mode": "cache"}, r"position_mode=cache turns keys anew"),
         ("keydiff", {"think": "much"}, r"think=much is not a number"),
         ("elastic_cache", {"distance": 61}, r"distance=61 is too large for policy\.budget=64"),
     ],

@@ -86,7 +86,7 @@ def test_think_answers_from_keys_without_their_least_channels(model):
         layer.keys, layer.values = layer.keys[:, :, stays], layer.values[:, :, stays]
         old = layer.keys[0, :, :-window]
         asked = asking[:, -window:].square().mean(dim=1).unflatten(0, (old.shape[0], -1)).mean(dim=1)
-        for head, scores in enumerate(asked * old.square().mean(dim=1)):
+        for head, scores in enumerate(asked * layer.keys[0].square().mean(dim=1)):
             layer.keys[0, head, :-window, scores.argsort()[: int(share * len(scores))]] = 0
     trace = run_reference(model, policy, PROMPT, NUM_NEW)
     expected = continue_from(model, cache, logits, place=4)

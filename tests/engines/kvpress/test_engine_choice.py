@@ -165,6 +165,12 @@ def test_a_choice_that_is_mostly_made_by_position_is_named(configure, capsys, po
     assert said.startswith(expected) if num_chosen else not said
 
 
+@pytest.mark.parametrize(("budget", "warned"), [(192, True), (256, True), (512, False)])
+def test_sentences_that_can_hardly_be_chosen_are_named(configure, capsys, budget, warned):
+    check_policy(configure("engine=hf", "policy=sentencekv", f"policy.budget={budget}", "engine.block_size=32"))
+    assert ("hardly a sentence is chosen" in capsys.readouterr().err) == warned
+
+
 def test_a_press_is_no_policy_of_another_engine(configure):
     with pytest.raises(UserError, match=r"policy\.name=kvpress:KnormPress is unknown"):
         check_policy(configure("engine=hf", "policy=full", "policy.name=kvpress:KnormPress", "policy.budget=96"))
