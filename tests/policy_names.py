@@ -26,6 +26,11 @@ RAGGED_CASES = [
     ("inverse_key_l2", {"skip_layers": 1}),
     ("expected_attention", {"head_adaptive": True, "epsilon": 0.01}),
 ]
+if "kvpress" in EQUAL:
+    RAGGED_CASES += [
+        ("kvpress", {"press": "AdaKVPress", "arguments": {"press": "SnapKVPress", "arguments": {"window_size": 8}}}),
+        ("kvpress", {"press": "PyramidKVPress", "arguments": {"window_size": 8, "beta": 4}}),
+    ]
 """Names and options, for a model of 3 layers and 2 KV heads and budgets of 64 tokens or more."""
 
 

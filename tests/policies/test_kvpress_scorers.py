@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from policy_views import bare_view
-from transformers import DynamicCache
+from press_layers import layers_as_presses_see_them
 
 from harness.engines.hf.generate import run_reference
 from policies import build_policy
-from policies.kvpress_presses import FED, REFUSED, load_kvpress
+from policies.kvpress_presses import BY_HEAD, FED, REFUSED, load_kvpress
 from tests.tiny_llama import random_prompt, tiny_llama
 
 pytest.importorskip("fire", reason="needs kvpress (make setup)")
@@ -27,6 +27,7 @@ CASES = [
     ("KnormPress", {}),
     ("LagKVPress", {"lag_size": 16}),
     ("ObservedAttentionPress", {}),
+    ("PyramidKVPress", {"window_size": 16}),
     ("RandomPress", {"seed": 3}),
     ("SnapKVPress", {"window_size": 16, "kernel_size": 7}),
     ("StreamingLLMPress", {"n_sink": 8}),
@@ -45,25 +46,9 @@ def build(press, arguments):
 
 def own_scores(model, press) -> list[torch.Tensor]:
     """What the press gives to each layer, from the real module, hidden states and attention; [H, T] a layer."""
-    seen, handles = [], []
-    for layer in model.model.layers:
-        layer.self_attn.rotary_emb = model.model.rotary_emb
-        hook = lambda module, args, kwargs, output: seen.append((module, kwargs, output[1]))  # noqa: E731
-        handles.append(layer.self_attn.register_forward_hook(hook, with_kwargs=True))
-    cache = DynamicCache()
-    model.set_attn_implementation("eager" if isinstance(press, kvpress.ObservedAttentionPress) else "sdpa")
-    with torch.no_grad():
-        model(torch.tensor([PROMPT]), past_key_values=cache)
-        scores = []
-        for (module, kwargs, attentions), layer in zip(seen, cache.layers, strict=True):
-            if not isinstance(press, kvpress.ObservedAttentionPress):
-                attentions = None
-            scores.append(press.score(module, kwargs["hidden_states"], layer.keys, layer.values, attentions, kwargs)[0])
-    for handle in handles:
-        handle.remove()
-    for layer in model.model.layers:
-        del layer.self_attn.rotary_emb
-    return scores
+    eager = isinstance(press, kvpress.ObservedAttentionPress)
+    with layers_as_presses_see_them(model, PROMPT, eager=eager) as layers, torch.no_grad():
+        return [press.score(*layer)[0] for layer in layers]
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=str)
@@ -74,6 +59,7 @@ def test_a_press_keeps_what_it_keeps_in_a_hugging_face_model(model, name, argume
     group = model.config.num_attention_heads // model.config.num_key_value_heads
     scale = group if name == "ObservedAttentionPress" else 1  # ours is summed over the group, theirs the mean
     for layer, (ours, theirs) in enumerate(zip(decision.scores, expected, strict=True)):
+        ours = torch.stack(ours) if isinstance(ours, list) else ours
         finite = theirs < theirs.amax(dim=-1, keepdim=True)  # what a press pads with, its own maximum + 1
         torch.testing.assert_close((ours / scale)[finite], theirs[finite], rtol=2e-4, atol=1e-6)
         for head, row in enumerate(theirs):
@@ -99,7 +85,7 @@ def test_every_scorer_that_works_is_compared_above():
 def test_every_press_works_or_says_why_not():
     presses = {name for name, cls in vars(kvpress).items() if isinstance(cls, type) and name.endswith("Press")}
     assert len(presses) == 46
-    assert presses - {"BasePress", "ScorerPress"} == FED.keys() | REFUSED.keys()
+    assert presses - {"BasePress", "ScorerPress"} == FED.keys() | REFUSED.keys() | {BY_HEAD}
     assert not FED.keys() & REFUSED.keys()
 
 

@@ -273,14 +273,17 @@ class _Request:
         return scores, positions, choose_kept(self.policy, phase, scores, positions, self.cache.num_seen, num_keep)
 
     def _choose_ragged(self, phase: Phase, num_keep: int) -> tuple[list, list, list[list[set[int]]]]:
-        """The same by layer and KV head, each of which is shown to the policy alone."""
-        scores = [
-            [
-                self.policy.score(build_view(self.policy, self.cache, index, phase, self.rotary, head))[0, 0]
-                for head in range(len(layer.heads))
-            ]
-            for index, layer in enumerate(self.cache.layers)
-        ]
+        """The same by layer and KV head."""
+        scores = [self._scores_by_head(phase, index) for index in range(len(self.cache.layers))]
         positions = self.cache.positions()
         kept = choose_kept_ragged(self.policy, phase, scores, positions, self.cache.num_seen, num_keep)
         return scores, [[torch.tensor(p) for p in heads] for heads in positions], kept
+
+    def _scores_by_head(self, phase: Phase, index: int) -> list[torch.Tensor]:
+        """Scores [T] of each KV head of a layer; those that hold unequally many tokens are shown one by one."""
+        num_heads = len(self.cache.layers[index].heads)
+        if len({len(head.positions) for head in self.cache.layers[index].heads}) == 1:
+            rows = self.policy.score(build_view(self.policy, self.cache, index, phase, self.rotary))[0]
+            return list(rows.expand(num_heads, -1))
+        views = [build_view(self.policy, self.cache, index, phase, self.rotary, head) for head in range(num_heads)]
+        return [self.policy.score(view)[0, 0] for view in views]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from harness.errors import UserError
+from policies.kvpress_presses import as_data
 from policies.registry import build_policy, policy_class
 
 PREFIX = "kvpress:"
@@ -91,9 +92,7 @@ COUNTERPARTS = {
     ),
     "inverse_key_l2": Counterpart(lambda policy: {"name": "KnormPress"}),
     "keydiff": Counterpart(lambda policy: {"name": "KeyDiffPress"}),
-    "kvpress": Counterpart(
-        lambda policy: {**policy.arguments, "name": policy.press}, translated=("press", "arguments")
-    ),
+    "kvpress": Counterpart(lambda policy: as_data(policy.press, policy.arguments), translated=("press", "arguments")),
     "lagkv": Counterpart(
         lambda policy: {"name": "LagKVPress", "n_sink": policy.protect_first, "lag_size": policy.lag},
         ("protect_first", "lag"),

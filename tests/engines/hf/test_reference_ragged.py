@@ -95,9 +95,9 @@ def test_short_and_long_prompts_split_alike_in_both(model, budget, num_prompt):
 
 def test_a_prompt_within_the_budget_is_left_alone(model):
     for name, options in RAGGED_CASES:
-        policy = ragged_policy(name, options, 4 * BUDGET, BLOCK)
+        policy = ragged_policy(name, options, 4 * BUDGET, BLOCK).for_model(NUM_LAYERS, NUM_HEADS)
         trace = run_reference(model, policy, PROMPT, 3)
-        assert not trace.decisions or policy.measured, name
+        assert not trace.decisions or policy.measured or policy.lenders, name  # what a borrower holds nobody reads
 
 
 def test_squared_attention_counts_the_window_of_the_prompt_and_every_step(model):
