@@ -34,13 +34,14 @@ class EvictionGPUModelRunner(EvictionRunning, GPUModelRunner):
         num_query_heads = self.model_config.get_num_attention_heads(self.parallel_config)
         num_rows = rows_of_state(self.eviction_policy, self.max_num_reqs)
         per_block, fixed = bytes_beside(self.eviction_policy, spec, num_query_heads, num_rows)
-        per_page, pages = self.bytes_of_pages(spec)
-        per_block, fixed = per_block + per_page * spec.num_kv_heads, fixed + pages
+        per_page, pages, shared = self.bytes_of_pages(spec)
+        per_block += per_page * spec.num_kv_heads
+        kept = (fixed + pages) * len(specs) + shared
         share = spec.page_size_bytes / (spec.page_size_bytes + per_block)
-        left = available - fixed * len(specs) - transient_bytes(self.device)
+        left = available - kept - transient_bytes(self.device)
         if left <= 0:
             raise ValueError(
-                f"policy={self.eviction_policy.name} keeps {fixed * len(specs) / GIB:.1f} GiB of what its requests "
+                f"policy={self.eviction_policy.name} keeps {kept / GIB:.1f} GiB of what its requests "
                 f"asked for, {num_rows} rows of it, and {available / GIB:.1f} GiB are left on this device. "
                 "Lower max_num_seqs, raise gpu_memory_utilization, or use another policy."
             )

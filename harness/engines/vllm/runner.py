@@ -118,9 +118,9 @@ class EvictionRunning(_Base):
     def _prepare_layers(self, layers: Sequence[torch.nn.Module], layout: CacheLayout) -> None:
         """Change how layers call attention, before anything watches it; nothing where all heads keep equally many."""
 
-    def bytes_of_pages(self, spec: EvictingAttentionSpec) -> tuple[int, int]:
-        """What is kept of pages for one layer: bytes a page, and bytes whatever their number."""
-        return 0, 0
+    def bytes_of_pages(self, spec: EvictingAttentionSpec) -> tuple[int, int, int]:
+        """What is kept of pages: for one layer, bytes a page and bytes whatever their number; bytes for all layers."""
+        return 0, 0, 0
 
     def _make_compactor(self, **parts: Any) -> Compactor:
         return Compactor(self.eviction_policy, **parts)

@@ -99,7 +99,7 @@ class EvictionScheduling:
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Evict, then schedule as stock; the plan travels as `SchedulerOutput.kv_eviction`."""
         self._prompt_waits = False
-        evictions = self._evict_running() if self._policy.evicts else {}
+        evictions = {} if self._policy.is_idle else self._evict_running()
         self._forget_unwatched()
         output = super().schedule(throttle_prefills)
         for request_id in output.preempted_req_ids or ():
@@ -131,7 +131,7 @@ class EvictionScheduling:
         return 0 if self._prompt_waits else chunk
 
     def _evict_running(self) -> dict[str, Eviction]:
-        """Plan this step's evictions and free their blocks."""
+        """Plan this step's evictions and free their blocks; prompts whose end was attended are noted."""
         evictions = {}
         num_evicted, states, plan = self._manager.num_evicted, self._states, self._plan
         block_size = self._manager.block_size

@@ -169,3 +169,17 @@ def test_no_request_ever_holds_more_than_it_was_promised(name, options, budget):
             resident, seen = resident + 1, seen + 1
             peak = max(peak, resident)
             resident = policy.plan(Phase.DECODE, resident, seen)
+
+
+def test_a_policy_that_evicts_nothing_reads_each_prompt_once(crowd):
+    """Steps in which a prompt ends are those that a run with `record_retention` writes down."""
+    scheduler = build_scheduler(
+        replace(crowd, max_num_batched_tokens=64), EvictionSettings("quest", 128), num_blocks=64
+    )
+    add_request(scheduler, "a", 100, 6)
+    reading = []
+    while scheduler.has_unfinished_requests():
+        output = scheduler.schedule()
+        reading.append(set(output.kv_eviction.prefilling))
+        answer(scheduler, output)
+    assert reading == [{"a"}, {"a"}, *[set()] * 5]

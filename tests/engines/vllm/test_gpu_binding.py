@@ -12,7 +12,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 import harness.engines.vllm.runner as runner_module
 from harness.engines.vllm.arguments import EngineShape, eviction_arguments
 from harness.engines.vllm.compaction import Compactor
-from harness.engines.vllm.cuda import EvictionGPUModelRunner, bytes_beside
+from harness.engines.vllm.cuda import EvictionGPUModelRunner, RaggedGPUModelRunner, bytes_beside
 from harness.engines.vllm.layout import InterleavedLayout
 from harness.engines.vllm.observers import Observers
 from harness.engines.vllm.plugin import configure
@@ -240,3 +240,24 @@ def test_cache_and_what_lies_beside_it_fit_into_what_is_available():
     assert total <= available < total + 2 * NUM_LAYERS * (spec.page_size_bytes + per_block)
     runner.eviction_policy = build_policy("full", budget=None, block_size=BLOCK)
     assert runner.memory_for_cache(available) == available
+
+
+@pytest.mark.parametrize(("policy", "options"), [("quest", {}), ("sentencekv", {"window": 8})])
+def test_what_layers_share_is_set_aside_once(policy, options):
+    """The table of what is read, 1,024 rows of 131,072 tokens, is one for all 32 layers: 0.25 GiB, not 8."""
+    runner = object.__new__(RaggedGPUModelRunner)
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+    runner.model_config = SimpleNamespace(get_num_attention_heads=lambda parallel: 32)
+    runner.parallel_config, runner.max_num_reqs, runner.device = None, 1024, torch.device("cuda")
+    runner.max_num_tokens, runner.max_model_len = 8192, 131072
+    runner.eviction_policy = build_policy(policy, budget=1024, block_size=BLOCK, options=options)
+    available, per_block = 100 * 2**30, bytes_beside(runner.eviction_policy, spec, 32, 1025)[0]
+    share = spec.page_size_bytes / (spec.page_size_bytes + per_block + 8 * runner.bytes_of_pages(spec)[0])
+
+    def set_aside(num_layers):
+        runner.get_kv_cache_spec = lambda: {f"layer.{index}": spec for index in range(num_layers)}
+        return available - runner.memory_for_cache(available) / share
+
+    table = 4 * 1024 * 8 * (131072 // BLOCK + 1)
+    marks = 1024 * 131072 if policy == "sentencekv" else 0
+    assert 2 * set_aside(1) - set_aside(2) - transient_bytes(runner.device) == pytest.approx(table + marks, abs=99)

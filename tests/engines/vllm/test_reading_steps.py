@@ -16,6 +16,7 @@ from vllm.v1.utils import CpuGpuBuffer
 from harness.engines.vllm.layout import InterleavedLayout
 from harness.engines.vllm.ragged.bounds import PageBounds
 from harness.engines.vllm.ragged.reading import Reading
+from harness.engines.vllm.ragged.sentences import Sentences
 from harness.engines.vllm.ragged.steps import HeadSteps
 from harness.engines.vllm.ragged.table import PageTable
 from policies import build_policy
@@ -126,3 +127,57 @@ def test_bounds_are_those_of_the_keys_however_they_come(seed, cuts):
         for page, part in enumerate(keys.split(BLOCK)):
             assert torch.equal(lowest[page], part.amin(dim=0))
             assert torch.equal(highest[page], part.amax(dim=0))
+
+
+QUERY = (NUM_HEADS, GROUP, HEAD_SIZE)
+
+
+class Story:
+    """Requests whose tokens come step by step; token 9 ends a sentence, and the query of each token is its position."""
+
+    def __init__(self):
+        self.sentences = Sentences([9], 10, 2, 64, (1, *QUERY), torch.device("cpu"))
+
+    def step(self, **requests):
+        """One step of requests, name=(prompt tokens, position of the first new token, new tokens).
+
+        Returns:
+            The mean query of each request that decodes, which is the same number everywhere.
+        """
+        starts = np.cumsum([0, *(len(tokens) for _, _, tokens in requests.values())])
+        positions = torch.cat([torch.arange(at, at + len(tokens)) for _, at, tokens in requests.values()])
+        decoding = torch.tensor([at >= num_prompt and len(new) == 1 for num_prompt, at, new in requests.values()])
+        last = torch.from_numpy(starts[1:]) - 1
+        self.sentences.begin(
+            list(requests), [one[0] for one in requests.values()], int(positions.max()) + 1,
+            torch.cat([torch.tensor(one[2]) for one in requests.values()]), positions,
+            torch.arange(len(requests)).repeat_interleave(torch.from_numpy(np.diff(starts))), last, decoding,
+        )  # fmt: skip
+        if not decoding.any():
+            return {}
+        queries = positions[last].float()[:, None, None, None].expand(-1, *QUERY)
+        places = torch.arange(64).expand(len(requests), NUM_HEADS, 64)
+        means = self.sentences.fields(0, queries, places)["sentence_queries"]
+        return {name: mean.unique().item() for name, mean, now in zip(requests, means, decoding, strict=True) if now}
+
+
+def test_the_mean_query_is_that_of_the_sentence_so_far():
+    story = Story()
+    assert story.step(a=(4, 0, [1, 1, 1, 1])) == {}
+    found = [story.step(a=(4, at, [token]))["a"] for at, token in [(4, 1), (5, 1), (6, 9), (7, 1), (8, 1)]]
+    assert found == [4, 4.5, 6, 7, 7.5], "the token that ends one reads everything"
+
+
+@pytest.mark.parametrize("others", [{}, {"b": (3, 9, [1])}], ids=["alone", "beside one that decodes"])
+def test_a_request_that_was_preempted_within_a_sentence_starts_from_its_own_queries(others):
+    story = Story()
+    story.step(a=(4, 0, [1, 1, 1, 1]), b=(3, 0, [1, 1, 1]))
+    for step in range(5):
+        story.step(a=(4, 4 + step, [1]), b=(3, 3 + step, [1]))
+    for name in "ab":  # both are preempted; b comes first, and so to the other's row
+        story.sentences.forget(name)
+    story.step(b=(3, 0, [1] * 8))
+    story.step(b=(3, 8, [1]))
+    story.step(a=(4, 0, [1] * 9), **others)
+    assert story.step(a=(4, 9, [1]))["a"] == 9
+    assert story.step(a=(4, 10, [1]))["a"] == 9.5

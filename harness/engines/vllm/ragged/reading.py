@@ -63,8 +63,8 @@ class Reading:
         self._last = torch.empty(0)
 
     @staticmethod
-    def bytes_a_layer(num_rows: int, num_heads: int, width: int) -> int:
-        """A bound on what is held for the step under way, which layers share."""
+    def bytes_of_step(num_rows: int, num_heads: int, width: int) -> int:
+        """What is held for the step under way, once for all layers."""
         return torch.int32.itemsize * num_rows * num_heads * (width + 1)
 
     def begin(self, request_ids: Sequence[str], decoding: Sequence[bool], last: torch.Tensor) -> torch.Tensor:

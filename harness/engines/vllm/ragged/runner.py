@@ -74,20 +74,21 @@ class RaggedRunning(EvictionRunning):
         """Pages of the longest head: no head holds more tokens than a request has."""
         return -(-self.max_model_len // block_size)
 
-    def bytes_of_pages(self, spec: EvictingAttentionSpec) -> tuple[int, int]:
+    def bytes_of_pages(self, spec: EvictingAttentionSpec) -> tuple[int, int, int]:
         """See `EvictionRunning.bytes_of_pages`."""
         width = self._width(spec.block_size)
         fixed = HeadSteps.bytes_a_layer(self.max_num_reqs, spec.num_kv_heads, width, self.max_num_tokens)
-        a_page = torch.bool.itemsize
+        a_page, shared = torch.bool.itemsize, 0
         policy = self.eviction_policy
         if policy.reads_less:
-            fixed += Reading.bytes_a_layer(self.max_num_reqs, spec.num_kv_heads, width)
+            shared += Reading.bytes_of_step(self.max_num_reqs, spec.num_kv_heads, width)
         if ReadSignal.PAGE_BOUNDS in policy.read_signals:
             a_page += PageBounds.bytes_a_page(spec.head_size, spec.dtype)
         if ReadSignal.SENTENCES in policy.read_signals:
             queries = self.model_config.get_num_attention_heads(self.parallel_config) * spec.head_size
-            fixed += self.max_num_reqs * (queries * torch.float32.itemsize + self.max_model_len)
-        return a_page, fixed
+            fixed += self.max_num_reqs * queries * torch.float32.itemsize
+            shared += self.max_num_reqs * self.max_model_len
+        return a_page, fixed, shared
 
     def _build_builder(self) -> AttentionMetadataBuilder:
         """The backend's own, for a model with one KV head."""

@@ -79,8 +79,9 @@ class Sentences:
         place = torch.arange(num_seen, device=positions.device)
         self._length = ((self._of_position == sentence) & (place <= newest)).sum(dim=-1)
         self._sentence = sentence[:, 0]
-        self._starts = (self._length <= 1) | ~decoding
-        self._counts[self._row] = torch.where(self._starts, 1, self._counts[self._row] + 1)
+        before = self._counts[self._row]  # 0 where the last step was none of decoding
+        self._starts = (self._length <= 1) | (before == 0)
+        self._counts[self._row] = torch.where(self._starts, 1, before + 1) * decoding
 
     def fields(self, layer: int, queries: torch.Tensor, positions: torch.Tensor) -> dict[str, torch.Tensor]:
         """What a `ReadView` is told, once a step and layer.
@@ -97,7 +98,7 @@ class Sentences:
             "sentences": of_position.gather(-1, positions.clamp(0, of_position.shape[-1] - 1)),
             "sentence": self._sentence,
             "sentence_length": self._length,
-            "sentence_queries": sums / self._counts[self._row][:, None, None, None],
+            "sentence_queries": sums / self._counts[self._row].clamp_min(1)[:, None, None, None],
         }
 
     def forget(self, request_id: str) -> None:
