@@ -11,6 +11,7 @@ import pytest
 
 from harness.report.figures.all import make_figures, report_looks, write_figures
 from harness.report.figures.figure import Figure, Skipped, declaration, make_looks, save
+from harness.report.figures.marks import Axes, budget_unit, point
 from harness.report.figures.needles import needle_figures
 from harness.report.figures.retention import heads_figure, png, retention_figures
 from harness.report.figures.scores import accuracy_figure, answer_figure, length_figure
@@ -280,6 +281,20 @@ def test_the_picture_of_a_map_is_bright_where_all_was_kept():
     assert image.getpixel((0, height - 1)) == (254, 232, 56), "layer 0 is below"
     assert image.getpixel((width - 1, height - 1)) == (0, 34, 78)
     assert image.getpixel((0, 0)) == (112, 113, 115)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "unit"),
+    [
+        ((0.25, 0.5), "share of the prompt"),
+        ((0.25, 1.0), "share of the prompt"),
+        ((64, 128), "tokens per layer and KV head"),
+    ],
+)
+def test_the_axis_of_budgets_names_their_unit(budgets, unit):
+    rows = [point("score", "window", budget, (50, None, None), "") for budget in budgets]
+    unit_of = budget_unit(rows, make_looks(["window"]), budgets, Axes(None, "Score", zero=True))
+    assert f"Budget ({unit})" in json.dumps(unit_of)
 
 
 def test_the_same_figure_gives_the_same_bytes(group, answers, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import altair as alt
 
+from harness.budget import is_share
 from harness.report.figures.figure import Look
 from harness.report.reading.runs import Budget, budget_text
 
@@ -48,7 +49,7 @@ def budget_unit(
     known = sorted({budget for budget in budgets if budget is not None})
     if len(known) < 2:
         return bars(names, looks, axes.y_title)
-    unit = "share of the prompt" if known[-1] < 1 else "tokens per layer and KV head"
+    unit = "share of the prompt" if is_share(known[-1]) else "tokens per layer and KV head"
     return over_budgets(names, looks, [budget_text(one) for one in known], replace(axes, x_title=f"Budget ({unit})"))
 
 
