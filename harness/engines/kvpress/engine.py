@@ -12,6 +12,7 @@ from harness.engines.contract import (
     EvictionRecord,
     GenerationRequest,
     GenerationResult,
+    KeptTokens,
     mean_over_time,
 )
 from harness.engines.kvpress.presses import Press
@@ -61,6 +62,7 @@ class KvpressEngine:
         self._bytes_per_token: int = self._worker.hello["bytes_per_token"]
         self._usage: list[BlockUsageSample] = []
         self._records: list[EvictionRecord] = []
+        self._kept: list[list[list[int]]] = []
         self._press_s = 0.0
         self._start_s: float | None = None
 
@@ -101,6 +103,7 @@ class KvpressEngine:
             eviction_time_s=self._press_s,
             measured_s=measured_s,
             block_usage=list(self._usage),
+            kept=KeptTokens.over(self._kept) if any(map(_is_unequal, self._kept)) else None,
         )
 
     def close(self) -> None:
@@ -121,7 +124,7 @@ class KvpressEngine:
 
     def _account(self, num_prompt_tokens: int, reply: dict[str, Any], arrival_s: float) -> EvictionRecord:
         """Add a finished request to the statistics and sum up what the press did to it."""
-        num_layers = len(reply["kept_tokens"])
+        num_layers, kept_by_head = len(reply["kept_tokens"]), reply["kept_by_head"]
         kept, final, peak = (
             _ceil(total, num_layers)
             for total in (sum(reply["kept_tokens"]), sum(reply["final_tokens"]), reply["prompt_peak_tokens"])
@@ -131,12 +134,14 @@ class KvpressEngine:
         self._add_usage(arrival_s - self._start_s, peak, range(kept + 1, final + 1), reply)
         record = EvictionRecord(
             num_evictions=int(reply["compressed"]),
-            num_evicted_tokens=num_prompt_tokens - kept + reply["num_masked_tokens"],
+            num_evicted_tokens=num_prompt_tokens - _ceil(sum(map(sum, kept_by_head)), sum(map(len, kept_by_head))),
             peak_resident_tokens=max(peak, final),
             final_resident_tokens=final,
             peak_blocks=self._num_blocks(max(peak, final)),
         )
         self._records.append(record)
+        if reply["compressed"]:
+            self._kept.append(kept_by_head)
         self._press_s += reply["press_s"]
         return record
 
@@ -171,3 +176,8 @@ def _arguments(model_path: str, press: Press | None, budget: int | None, dtype: 
 
 def _ceil(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
+
+
+def _is_unequal(counts: list[list[int]]) -> bool:
+    """Whether layers or heads keep unequally many tokens."""
+    return len({count for heads in counts for count in heads}) > 1

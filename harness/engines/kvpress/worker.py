@@ -177,18 +177,17 @@ class Session:
         """Continue one prompt.
 
         Returns:
-            `request_id`, `token_ids` without the stop token, `finish_reason`, `ttft_s`, `e2e_s`; `kept_tokens` and
-            `final_tokens`: the real length of each layer's cache after the prompt and at the end; `num_masked_tokens`:
-            those of a layer and KV head, on average, that are cached but masked, as some presses do;
-            `prompt_peak_tokens`: most tokens cached at once up to the first decode step, summed over layers;
-            `press_s`: seconds in the press; `compressed`; `kept_positions` if recorded.
+            `request_id`, `token_ids` without the stop token, `finish_reason`, `ttft_s`, `e2e_s`, `compressed`;
+            `kept_tokens`, `final_tokens`: length of each layer's cache after the prompt and at the end; `kept_by_head`:
+            the first less what a press masks but leaves in the cache; `prompt_peak_tokens`: most tokens cached at once
+            up to the first decode step, summed over layers; `press_s`: in the press; `kept_positions` if recorded.
         """
         start = time.perf_counter()
         prompt, budget = request["prompt_token_ids"], request.get("budget", self._budget)
         cache = DynamicCache()
         logits, watch = self._prefill(prompt, cache, budget)
         ttft_s = time.perf_counter() - start
-        kept_tokens = lengths(cache)
+        kept_tokens, kept_by_head = lengths(cache), self._kept_by_head(cache, watch is not None)
         if watch and keeps_exactly(self._press) and set(kept_tokens) != {budget}:
             raise RuntimeError(f"{type(self._press).__name__} left {sorted(set(kept_tokens))}, not {budget}")
         rotated_anew = watch and type(self._press).__name__ == ROTATES_ANEW
@@ -202,7 +201,7 @@ class Session:
             "compressed": watch is not None,
             "kept_tokens": kept_tokens,
             "final_tokens": lengths(cache),
-            "num_masked_tokens": self._num_masked(cache) if watch else 0,
+            "kept_by_head": kept_by_head,
             "prompt_peak_tokens": watch.peak_tokens if watch else sum(kept_tokens),
             "press_s": watch.seconds if watch else 0.0,
         }
@@ -244,10 +243,13 @@ class Session:
             logits_to_keep=1,
         ).logits[0, -1]
 
-    def _num_masked(self, cache: DynamicCache) -> int:
-        indices = [getattr(module, "masked_key_indices", None) for module in self._model.modules()]
-        num_entries = sum(len(found[0]) for found in indices if found is not None)
-        return num_entries // sum(layer.keys.shape[1] for layer in cache.layers)
+    def _kept_by_head(self, cache: DynamicCache, compressed: bool) -> list[list[int]]:
+        counts = [[layer.keys.shape[2]] * layer.keys.shape[1] for layer in cache.layers]
+        for module in self._model.modules() if compressed else ():
+            masked = getattr(module, "masked_key_indices", None)
+            for head in () if masked is None else masked[1].tolist():
+                counts[module.layer_idx][head] -= 1
+        return counts
 
     @torch.inference_mode()
     def _count_token_bytes(self) -> int:

@@ -46,7 +46,7 @@ for line in sys.stdin:
         "compressed": compressed,
         "kept_tokens": kept,
         "final_tokens": [length + 2 for length in kept],
-        "num_masked_tokens": 0,
+        "kept_by_head": [[length, length] for length in kept],
         "prompt_peak_tokens": num_tokens + kept[0],
         "press_s": 0.125 * compressed,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.engines.contract import GenerationRequest
+from harness.engines.contract import GenerationRequest, KeptTokens
 from harness.engines.kvpress.engine import KvpressEngine
 from harness.errors import UserError
 
@@ -77,6 +77,7 @@ def test_counts_are_means_over_layers_of_the_real_lengths(start):
     weighted = [blocks * (end - begin) for blocks, begin, end in zip([4, 3, 3, 2, 2], times, times[1:], strict=False)]
     assert stats.mean_blocks == pytest.approx(sum(weighted) / (times[-1] - times[0]))
     assert (stats.num_evictions, stats.num_evicted_tokens, stats.eviction_time_s) == (1, 11, 0.125)
+    assert stats.kept == KeptTokens.over([[[8, 8], [9, 9]]])
     # One row a forward, as vLLM has one a step, so that the mean blocks of a request are the same measure.
     assert [sample.blocks for sample in stats.block_usage] == [4, 3, 3, 2, 2, 2]
     assert [sample.prefilling for sample in stats.block_usage] == [1, 0, 0, 1, 0, 0]
