@@ -148,7 +148,7 @@ class HarnessConfig:
 
     Attributes:
         overwrite: throw an existing run of this very configuration away and start anew.
-        record_retention: write down which prompt positions each layer kept of every sample (vLLM engine only).
+        record_retention: write down which prompt positions each layer kept of every sample (engine=vllm and hf).
     """
 
     model: ModelConfig = MISSING

@@ -38,9 +38,9 @@ def check_policy(config: HarnessConfig) -> None:
     from harness.engines.prompt_plans import configured_policy
 
     policy = config.policy
-    if config.record_retention and config.engine.name != VLLM:
+    if config.record_retention and config.engine.name not in (VLLM, REFERENCE):
         raise UserError(
-            f"record_retention=true is not for engine={config.engine.name}. Use engine=vllm or leave it out."
+            f"record_retention=true is not for engine={config.engine.name}. Use engine=vllm or hf, or leave it out."
         )
     try:
         if config.engine.name == PEER:
@@ -101,7 +101,7 @@ def build_engine(config: HarnessConfig, model_path: str, folder: Path) -> Engine
         if config.engine.name == VLLM:
             return _build_vllm(config, model_path, folder)
         if config.engine.name == REFERENCE:
-            return _build_reference(config, model_path)
+            return _build_reference(config, model_path, folder)
         if config.engine.name == PEER:
             return _build_peer(config, model_path)
         if separator:
@@ -149,11 +149,13 @@ def _build_vllm(config: HarnessConfig, model_path: str, folder: Path) -> Engine:
     return VllmEngine(engine_shape(config, model_path), settings)
 
 
-def _build_reference(config: HarnessConfig, model_path: str) -> Engine:
+def _build_reference(config: HarnessConfig, model_path: str, folder: Path) -> Engine:
     from harness.engines.hf.engine import ReferenceEngine
     from harness.engines.prompt_plans import configured_policy
 
-    return ReferenceEngine(model_path, configured_policy(config), config.model.dtype, config.model.revision)
+    retention = folder if config.record_retention else None
+    model = config.model
+    return ReferenceEngine(model_path, configured_policy(config), model.dtype, model.revision, retention)
 
 
 def _build_peer(config: HarnessConfig, model_path: str) -> Engine:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,9 +17,11 @@ from harness.engines.contract import (
     mean_over_time,
 )
 from harness.engines.hf.cache import CacheShape
-from harness.engines.hf.generate import ReferenceTrace, run_reference
+from harness.engines.hf.generate import run_reference
 from harness.engines.hf.selection import SCORE_BITS
+from harness.engines.hf.trace import ReferenceTrace, Retained
 from harness.errors import UserError
+from harness.retention import RetentionRecord, append_retention
 from policies.base import Phase, Policy
 from policies.prompt_share import for_model
 from policies.registry import build_policy
@@ -34,7 +37,12 @@ class ReferenceEngine:
     """
 
     def __init__(
-        self, model_path: str, policy: Policy | None = None, dtype: str = "float32", revision: str | None = None
+        self,
+        model_path: str,
+        policy: Policy | None = None,
+        dtype: str = "float32",
+        revision: str | None = None,
+        retention: Path | None = None,
     ) -> None:
         """Load the model.
 
@@ -43,6 +51,7 @@ class ReferenceEngine:
             policy: what to evict; None keeps everything.
             dtype: of the weights and the cache; attention itself is float32 always.
             revision: of a model on the hub.
+            retention: run folder in which the positions kept are recorded for every request; None for no record.
 
         Raises:
             UserError: the model cannot be loaded.
@@ -58,6 +67,7 @@ class ReferenceEngine:
         shape = CacheShape.of(self._model.config)
         policy = for_model(policy, shape.num_layers, shape.num_kv_heads)
         self._policy = policy.for_vocabulary(lambda: token_texts(model_path, revision))
+        self._retention = None if policy.is_idle else retention
         self._bytes_per_block = self._count_block_bytes()
         self._usage: list[BlockUsageSample] = []
         self._records: list[EvictionRecord] = []
@@ -78,9 +88,12 @@ class ReferenceEngine:
                 stop_token_ids=request.stop_token_ids,
                 min_new_tokens=request.min_new_tokens,
                 ignore_eos=request.ignore_eos,
+                retention=self._retention is not None,
             )
             e2e_s = time.perf_counter() - arrival_s
             record = self._account(trace, arrival_s)
+            if self._retention is not None:
+                self._write(request, trace.retained)
             yield GenerationResult(
                 request_id=request.request_id,
                 token_ids=trace.token_ids,
@@ -144,6 +157,18 @@ class ReferenceEngine:
             self._read = trace.read if self._read is None else self._read + trace.read
         self._eviction_s += trace.eviction_s
         return record
+
+    def _write(self, request: GenerationRequest, retained: Retained) -> None:
+        """Append what was retained of a request, as the vLLM engine does."""
+        num_lists = None if self._policy.per_head else 1
+        moments = (("prefill_end", retained.prompt), ("end", retained.end))
+        records = [
+            RetentionRecord(
+                request.request_id, len(request.prompt_token_ids), moment, [heads[:num_lists] for heads in layers]
+            )
+            for moment, layers in moments
+        ]
+        append_retention(self._retention, records)
 
     def _num_blocks(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` fill, the last one perhaps in part."""

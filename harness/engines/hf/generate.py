@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers import PreTrainedModel
 
-from harness.engines.contract import ReadTokens
 from harness.engines.hf.attention import reference_attention
 from harness.engines.hf.cache import CacheShape, ReferenceCache
 from harness.engines.hf.ragged import choose_kept_ragged
@@ -15,82 +14,12 @@ from harness.engines.hf.reading import Reader
 from harness.engines.hf.rotary import Rotary
 from harness.engines.hf.selection import choose_kept
 from harness.engines.hf.signals import build_view
+from harness.engines.hf.trace import Decision, ReferenceTrace, Retained, Step
 from harness.errors import UserError
 from policies.base import Phase, Policy, Signal
 from policies.prompt_share import for_model
 
 QUERY_SIGNALS = frozenset({Signal.NEWEST_ATTENTION, Signal.WINDOW_QUERIES, Signal.QUERY_MOMENTS})
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One eviction.
-
-    Attributes:
-        phase: when it happened.
-        num_seen: tokens attended before it.
-        num_resident_before, num_keep: tokens in a row before and after, on average where rows differ.
-        kept: sorted original positions that stayed, by layer and KV head.
-        scores: what they were chosen by, float32 [H or 1, T] a layer in slot order, or [T] a head where heads hold
-            unequally many; a choice that another implementation makes differently is a near-tie if its scores hardly
-            differ.
-        positions: original position of each slot, int64, likewise.
-    """
-
-    phase: Phase
-    num_seen: int
-    num_resident_before: int
-    num_keep: int
-    kept: list[list[list[int]]]
-    scores: list[torch.Tensor] | list[list[torch.Tensor]]
-    positions: list[torch.Tensor] | list[list[torch.Tensor]]
-
-    @property
-    def counts(self) -> list[list[int]]:
-        """Tokens that stayed, by layer and KV head."""
-        return [[len(positions) for positions in heads] for heads in self.kept]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One forward: when it ended, in seconds from the start, and how many tokens a row held then, on average."""
-
-    end_s: float
-    num_resident: int
-
-
-@dataclass(frozen=True)
-class ReferenceTrace:
-    """A finished request and all that happened to it.
-
-    Attributes:
-        token_ids: generated tokens without the stop token.
-        finish_reason: "stop" or "length".
-        decisions: evictions in order; a plan that lets all tokens stay is none.
-        resident_positions: at the end, in slot order, by layer and KV head.
-        logits: float32 [G, V] from which each token was chosen, the stop token included; -inf where
-            `min_new_tokens` forbade a stop token.
-        steps: one a forward.
-        reads: where decode steps read less than is kept: pages by step, layer and KV head; else none.
-        read: the tokens that these were, else None.
-        ttft_s, eviction_s: seconds until the first token was chosen, and spent on evictions.
-    """
-
-    token_ids: list[int]
-    finish_reason: str
-    decisions: list[Decision]
-    resident_positions: list[list[list[int]]]
-    logits: torch.Tensor
-    steps: list[Step]
-    ttft_s: float
-    eviction_s: float
-    reads: list[list[list[list[int]]]] = field(default_factory=list)
-    read: ReadTokens | None = None
-
-    def margins(self) -> torch.Tensor:
-        """Gap between the two best logits of each choice, float32 [G]; a mismatch at a small gap is a near-tie."""
-        best, second = self.logits.topk(2, dim=-1).values.unbind(dim=-1)
-        return best - second
 
 
 def run_reference(
@@ -101,6 +30,7 @@ def run_reference(
     stop_token_ids: Sequence[int] = (),
     min_new_tokens: int = 0,
     ignore_eos: bool = False,
+    retention: bool = False,
 ) -> ReferenceTrace:
     """Continue one prompt greedily, evicting as the policy says.
 
@@ -111,6 +41,7 @@ def run_reference(
         model: a causal LM whose layers attend through transformers' `AttentionInterface`.
         policy: plan and scores.
         prompt_token_ids, max_new_tokens, stop_token_ids, min_new_tokens, ignore_eos: as in `GenerationRequest`.
+        retention: note what was retained.
 
     Raises:
         UserError: empty prompt, no token to generate, or a model that the reference does not cover.
@@ -125,10 +56,10 @@ def run_reference(
     with torch.no_grad(), reference_attention(model):
         logits = request.prefill(list(prompt_token_ids))
         token_ids, finish_reason, chosen_from = _decode(request, logits, max_new_tokens, stop, min_new_tokens)
-    return ReferenceTrace(
+    trace = ReferenceTrace(
         token_ids=token_ids,
         finish_reason=finish_reason,
-        decisions=request.decisions,
+        decisions=list(request.decisions),
         resident_positions=request.cache.positions(),
         logits=torch.stack(chosen_from),
         steps=request.steps,
@@ -136,6 +67,7 @@ def run_reference(
         eviction_s=request.eviction_s,
         **({} if request.cache.reader is None else request.cache.reader.record()),
     )
+    return replace(trace, retained=request.retained()) if retention else trace
 
 
 def _decode(
@@ -173,6 +105,7 @@ class _Request:
     steps: list[Step] = field(init=False, default_factory=list)
     ttft_s: float = field(init=False, default=0.0)
     eviction_s: float = field(init=False, default=0.0)
+    prompt_positions: list[list[list[int]]] | None = field(init=False, default=None)
     start_s: float = field(init=False, default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -226,6 +159,21 @@ class _Request:
         return output.logits[0, -1].float()
 
     def evict(self, phase: Phase) -> None:
+        """Let go what is due; note what is left of a prompt."""
+        self._evict(phase)
+        if phase is Phase.PREFILL_END:
+            self.prompt_positions = self._sorted_positions()
+
+    @torch.no_grad()
+    def retained(self) -> Retained:
+        """To be asked at the end; evicts once more."""
+        self.evict(Phase.DECODE if self.prompt_positions else Phase.PREFILL_END)
+        return Retained(self.prompt_positions, self._sorted_positions())
+
+    def _sorted_positions(self) -> list[list[list[int]]]:
+        return [[sorted(positions) for positions in heads] for heads in self.cache.positions()]
+
+    def _evict(self, phase: Phase) -> None:
         """Ask the policy how many tokens stay and which, and let the others go; all may stay where the data decide."""
         num_resident = self.cache.num_resident
         num_keep = self.policy.plan(phase, num_resident, self.cache.num_seen)
@@ -244,7 +192,7 @@ class _Request:
                 head.evict(kept, phase)
         num_keep = self.cache.num_resident
         if num_keep < num_resident:
-            kept = [[sorted(positions) for positions in heads] for heads in self.cache.positions()]
+            kept = self._sorted_positions()
             decision = Decision(phase, self.cache.num_seen, num_resident, num_keep, kept, scores, positions)
             self.decisions.append(decision)
         self.eviction_s += time.perf_counter() - start_s

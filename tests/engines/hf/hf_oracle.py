@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from harness.engines.hf.generate import ReferenceTrace
+from harness.engines.hf.trace import ReferenceTrace
 
 Positions = list[list[list[int]]]
 """By layer and KV head."""

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from harness.engines.hf.generate import ReferenceTrace, run_reference
+from harness.engines.hf.generate import run_reference
+from harness.engines.hf.trace import ReferenceTrace
 from policies.base import Phase, Policy
 from policies.registry import build_policy, policy_class
 from tests.engines.hf.hf_oracle import forwards, masked_forward

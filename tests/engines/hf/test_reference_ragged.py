@@ -5,7 +5,8 @@ import torch
 
 from harness.engines.contract import GenerationRequest
 from harness.engines.hf.engine import ReferenceEngine
-from harness.engines.hf.generate import Decision, run_reference
+from harness.engines.hf.generate import run_reference
+from harness.engines.hf.trace import Decision
 from policies import Phase, Policy, Unit
 from policies.ragged_selection import num_kept, rank, select_ragged
 from policies.registry import build_policy

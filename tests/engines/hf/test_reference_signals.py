@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from harness.engines.hf.generate import ReferenceTrace, run_reference
+from harness.engines.hf.generate import run_reference
 from harness.engines.hf.signals import Rotary
+from harness.engines.hf.trace import ReferenceTrace
 from harness.errors import UserError
 from policies.base import Phase, View
 from tests.engines.hf.hf_oracle import MaskedForward, masked_forward

@@ -13,6 +13,7 @@ from harness.engines.hf.engine import ReferenceEngine
 from harness.errors import UserError
 from harness.report.reading.runs import make_groups, read_runs
 from harness.report.tables.costs import memory_table
+from harness.retention import read_retention
 from harness.run.experiment import run
 from harness.store.predictions import read_predictions
 from policies.snapkv import SnapKV
@@ -53,6 +54,7 @@ def test_a_run_on_the_reference(configure, tiny_path, tmp_path, policy):
         "engine=hf",
         f"policy={policy}",
         *budget,
+        "record_retention=true",
         f"model.path={tiny_path}",
         "model.max_model_len=256",
         "benchmark.tasks=[trec]",
@@ -66,6 +68,11 @@ def test_a_run_on_the_reference(configure, tiny_path, tmp_path, policy):
     num_decoded = prediction.num_output_tokens - 1
     at_end = {"full": prediction.num_prompt_tokens + num_decoded, "snapkv": BUDGET + num_decoded, "h2o": BUDGET + 1}
     assert prediction.final_resident_tokens == at_end[policy]
+    retained = {} if policy == "full" else {"prefill_end": BUDGET, "end": at_end[policy] - (policy == "h2o")}
+    assert {
+        (one.sample_id, one.phase): [[len(positions) for positions in heads] for heads in one.layers]
+        for one in read_retention(folder)
+    } == {(prediction.sample_id, phase): [[length] * 2] * 3 for phase, length in retained.items()}
 
 
 def test_a_run_records_what_layers_and_heads_kept(configure, tiny_path, tmp_path, capsys):
@@ -143,6 +150,11 @@ def test_the_peer_keeps_as_much_of_each_prompt_as_we_do(configure, monkeypatch, 
     engine = build_engine(configure("engine=kvpress", *policy, "policy.budget=25%"), "model", Path("run"))
     assert engine.arguments[2] is None
     assert {length: engine.named["budget_of"](length) for length in budgets} == budgets
+
+
+def test_the_peer_records_no_positions(configure):
+    with pytest.raises(UserError, match=r"record_retention=true is not for engine=kvpress\. Use engine=vllm or hf"):
+        check_policy(configure("engine=kvpress", "policy=snapkv", "record_retention=true"))
 
 
 def test_the_peer_checks_its_policy_before_the_model_is_loaded(configure, monkeypatch):

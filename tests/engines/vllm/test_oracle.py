@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from harness.engines.contract import GenerationRequest
-from harness.engines.hf.generate import Decision, run_reference
+from harness.engines.hf.generate import run_reference
+from harness.engines.hf.trace import Decision
 from harness.engines.vllm.settings import EvictionSettings
 from tests.engines.vllm.live import run_live
 from tests.policy_names import EQUAL
