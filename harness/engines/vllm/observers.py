@@ -97,7 +97,7 @@ class Observers:
             else:
                 sums.begin_step(batch)
         if self._newest is not None:
-            self._newest.begin_step(batch, range(len(rows)))
+            self._newest.begin_step(batch, range(len(rows)), rows)
         if self._window is not None:
             self._window.begin_step(batch, rows)
         if self._moments is not None:
@@ -153,7 +153,7 @@ class Observers:
         """
         fields = {}
         if self._newest is not None:
-            fields["newest_attention"] = self._newest.read(layers, group.request_ids, group.alike.num_before)
+            fields["newest_attention"] = self._newest.read(layers, group)
         if self._window is not None:
             fields["window_queries"] = self._window.read(layers, group.rows, group.num_seen, group.alike.num_queries)
         if self._moments is not None:

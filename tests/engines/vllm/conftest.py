@@ -47,11 +47,11 @@ def copies_as_on_a_gpu(monkeypatch):
 
     from harness.engines.vllm import compaction
     from harness.engines.vllm.ragged import table
-    from harness.engines.vllm.signals import mass, page_sums, window
+    from harness.engines.vllm.signals import mass, newest, page_sums, window
 
     def copied(data, device=None, dtype=None, out=None):
         host = torch.as_tensor(data, dtype=dtype)
         return host.to(device, non_blocking=True) if out is None else out.copy_(host, non_blocking=True)
 
-    for module in (compaction, table, mass, page_sums, window):
+    for module in (compaction, table, mass, newest, page_sums, window):
         monkeypatch.setattr(module, "async_tensor_h2d", copied)

@@ -12,6 +12,7 @@ from harness.engines.contract import GenerationRequest
 from harness.engines.vllm.rotation import rotary_of
 from harness.engines.vllm.settings import EvictionSettings
 from harness.engines.vllm.slices import transient_bytes
+from harness.retention import read_retention
 from tests.engines.vllm.box import GIB, Box, in_a_box
 from tests.engines.vllm.live import live_engine, run_live, run_stock, runner_of, scheduler_of
 from tests.engines.vllm.soak import Arrival, serve
@@ -90,6 +91,21 @@ def test_asynchronous_steps_give_the_same_texts(shape, requests, on_cpu, name):
     assert texts == on_cpu(name, {}).texts()
     assert stats.free_blocks_at_end == stats.num_blocks - 1
     assert not box.addresses
+
+
+def test_an_answer_that_ends_beside_another_is_written_down_as_steps_in_turn_do(shape, tmp_path):
+    """Its last eviction is due when the step after has begun without it."""
+    requests = [GenerationRequest(f"r{n}", random_prompt(90, seed=n), 5 + 6 * n, ignore_eos=True) for n in range(3)]
+    folders = [tmp_path / name for name in ("in turn", "overlapping")]
+    for folder in folders:
+        folder.mkdir()
+    settings = [EvictionSettings("tova", BUDGET, retention=str(folder)) for folder in folders]
+    run_live(shape, settings[0], requests)
+    with in_a_box():
+        run_live(replace(shape, async_scheduling=True), settings[1], requests)
+    expected, found = ({(one.sample_id, one.phase): one.layers for one in read_retention(folder)} for folder in folders)
+    assert len(expected) == 2 * len(requests)
+    assert found == expected
 
 
 @pytest.fixture(scope="module")

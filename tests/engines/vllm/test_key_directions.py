@@ -7,6 +7,7 @@ pytest.importorskip("vllm", reason="needs vLLM (make setup)")
 import torch
 
 from harness.engines.vllm.compaction import Compactor, Victim
+from harness.engines.vllm.groups import Alike, Group
 from harness.engines.vllm.layout import CpuLayout, InterleavedLayout
 from harness.engines.vllm.plan import Eviction
 from harness.engines.vllm.signals.batch import StepBatch
@@ -107,6 +108,14 @@ def test_products_with_keys_are_those_of_keys_that_were_read(layout_class):
     torch.testing.assert_close(layout.times_keys(vectors, pages, 100), wanted, rtol=1e-5, atol=1e-5)
 
 
+def victims_of(names, rows, tables, num_before):
+    """Requests with equal lengths that lose a token."""
+    alike = Alike(Phase.DECODE, num_before, num_before - 1, 0, 0)
+    num_seen = torch.full((len(names),), num_before)
+    num_blocks = -(-num_before // BLOCK)
+    return Group(alike, names, torch.tensor(rows), num_seen, torch.tensor(tables)[:, :num_blocks])
+
+
 @pytest.mark.parametrize("layout_class", [CpuLayout, InterleavedLayout])
 @pytest.mark.parametrize("lengths", [(100, 100), (100, 97), (100, 20)])
 def test_the_newest_query_attends_to_all_tokens_of_its_request(layout_class, lengths):
@@ -116,14 +125,47 @@ def test_the_newest_query_attends_to_all_tokens_of_its_request(layout_class, len
     starts = [0, 5, 6]  # five tokens of a prompt, and one that decodes
     batch = StepBatch(["a", "b"], starts, lengths, lengths, [True, False], torch.tensor(TABLES), torch.empty(0))
     queries = torch.randn(NUM_LAYERS, 6, NUM_HEADS * GROUP, HEAD_SIZE, generator=random)
-    newest.begin_step(batch, range(2))
+    rows = [3, 1]
+    newest.begin_step(batch, range(2), rows)
     for layer in range(NUM_LAYERS):
         newest.observe(layer, queries[layer])
     for row, (name, length) in enumerate(zip("ab", lengths, strict=True)):
         keys = keys_of(layout, TABLES[row], length)
         grouped = queries[:, starts[row + 1] - 1].view(NUM_LAYERS, NUM_HEADS, GROUP, HEAD_SIZE)
         wanted = (0.3 * grouped @ keys.transpose(-1, -2)).softmax(dim=-1)
-        found = newest.read(slice(0, NUM_LAYERS), [name], length)[:, 0]
+        found = newest.read(slice(0, NUM_LAYERS), victims_of([name], rows[row : row + 1], [TABLES[row]], length))[:, 0]
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
-    with pytest.raises(RuntimeError, match="of a step that they were not in"):
-        newest.read(slice(0, 1), ["c"], 1)
+    if layout_class is CpuLayout:
+        with pytest.raises(RuntimeError, match="of a step that they were not in"):
+            newest.read(slice(0, 1), victims_of(["c"], [0], [TABLES[0]], 1))
+
+
+@pytest.mark.parametrize("layout_class", [CpuLayout, InterleavedLayout])
+def test_one_victim_among_many_of_like_length_reads_its_own_keys_alone(monkeypatch, layout_class):
+    """Layers at once are counted for the victims, not for all that were in the step."""
+    random = torch.Generator().manual_seed(3)
+    layout, num_requests, lengths = layout_of(layout_class, random), 64, [100] * 63 + [120]
+    newest = NewestAttention(layout, num_rows=num_requests, scale=0.3)
+    tables = torch.randint(NUM_BLOCKS, (num_requests, 4), generator=random)
+    names, starts = [f"r{row}" for row in range(num_requests)], list(range(num_requests + 1))
+    batch = StepBatch(names, starts, lengths, lengths, [False] * num_requests, tables, torch.empty(0))
+    newest.begin_step(batch, range(num_requests), range(num_requests))
+    for layer in range(NUM_LAYERS):
+        newest.observe(layer, torch.randn(num_requests, NUM_HEADS * GROUP, HEAD_SIZE, generator=random))
+    softmax, read_keys, sizes = torch.softmax, layout_class.read_keys, {"logits": 0, "keys": 0}
+
+    def count_logits(logits, dim):
+        sizes["logits"] += logits.numel()
+        return softmax(logits, dim=dim)
+
+    def count_keys(self, pages, num_tokens):
+        keys = read_keys(self, pages, num_tokens)
+        sizes["keys"] += keys.numel()
+        return keys
+
+    monkeypatch.setattr(torch, "softmax", count_logits)
+    monkeypatch.setattr(layout_class, "read_keys", count_keys)
+    newest.read(slice(0, NUM_LAYERS), victims_of(names[-1:], [63], tables[-1:].tolist(), 120))
+    a_token = NUM_LAYERS * NUM_HEADS
+    assert sizes["logits"] <= a_token * GROUP * 4 * BLOCK
+    assert sizes["keys"] == (0 if layout_class is CpuLayout else a_token * 120 * HEAD_SIZE)

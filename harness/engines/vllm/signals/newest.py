@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from harness.engines.vllm.groups import Group
 from harness.engines.vllm.key_products import KeyProducts
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.signals.batch import StepBatch
@@ -42,25 +43,37 @@ class NewestAttention:
     """Softmax attention of one query a request and head, that of the newest token, over all resident tokens.
 
     On CPU each layer's keys are multiplied beside its kernel, which has just brought them into the processor's cache.
-    Elsewhere a layer only sets the query aside, and all layers are multiplied at once when somebody asks, which must be
-    before anything is evicted or written.
+    Elsewhere a layer only sets the query aside, and keys are multiplied when somebody asks, which must be before
+    anything is evicted or written: those of the step's requests (`attention`), or of any that have a row (`read`). With
+    asynchronous scheduling the last token of a request may have been computed a step earlier than the others'.
     """
 
     def __init__(self, layout: CacheLayout, num_rows: int, scale: float) -> None:
         """`num_rows`: R; `scale`: of the softmax."""
         self._layout, self._num_rows, self._scale = layout, num_rows, scale
         self._queries: torch.Tensor | None = None  # [L, R, Q, D]
-        self._tokens = torch.empty(0, dtype=torch.int64)
+        self._tokens = self._rows = torch.empty(0, dtype=torch.int64)
         self.num_query_heads = 0  # until a query was seen
         self.groups: list[NewestGroup] = []
 
-    def begin_step(self, batch: StepBatch, indices: Sequence[int]) -> None:
-        """Watch the requests at these places of the batch."""
+    def begin_step(self, batch: StepBatch, indices: Sequence[int], rows: Sequence[int] | None = None) -> None:
+        """Watch the requests at these places of the batch.
+
+        Args:
+            batch: of this step.
+            indices: N of them.
+            rows: where the query of each is kept until its next one, for `read`; None for `attention`.
+        """
+        by_group = rows is None or self._layout.multiplies_in_place
+        self.groups = self._groups(batch, indices) if by_group else []
+        tokens = [batch.starts[index + 1] - 1 for index in indices]
+        self._tokens, self._rows = self._to_device([tokens, list(range(len(indices)) if rows is None else rows)])
+
+    def _groups(self, batch: StepBatch, indices: Sequence[int]) -> list[NewestGroup]:
         classes: dict[int, list[int]] = defaultdict(list)
         for row, index in enumerate(indices):
             classes[self._num_blocks(batch.num_resident[index]).bit_length()].append(row)
-        self.groups = [self._group(batch, rows, [indices[row] for row in rows]) for rows in classes.values()]
-        self._tokens = self._to_device([batch.starts[index + 1] - 1 for index in indices])
+        return [self._group(batch, rows, [indices[row] for row in rows]) for rows in classes.values()]
 
     def _group(self, batch: StepBatch, rows: list[int], indices: list[int]) -> NewestGroup:
         lengths = [batch.num_resident[index] for index in indices]
@@ -86,11 +99,11 @@ class NewestAttention:
         if self._queries is None and not in_place:
             self._queries = query.new_empty(self._layout.grid.num_layers, self._num_rows, *query.shape[1:])
         self.num_query_heads = query.shape[1]
-        if not self.groups:
+        if not len(self._tokens):
             return
         newest = query[self._tokens]
         if not in_place:
-            self._queries[layer, : len(newest)] = newest
+            self._queries[layer, self._rows] = newest
             return
         grouped = (newest.float() * self._scale).unflatten(1, (self._layout.grid.num_heads, -1))
         for group in self.groups:
@@ -121,27 +134,33 @@ class NewestAttention:
             logits = group.logits[layers]
             logits[..., group.longest :] = float("-inf")
         else:
-            queries = (self._queries[layers][:, group.rows].float() * self._scale).unflatten(
-                2, (self._layout.grid.num_heads, -1)
-            )
-            pages = self._layout.grid.numbers(group.block_table, layers)
-            logits = self._layout.times_keys(queries, pages, group.longest)
+            logits = self._multiply(layers, group.rows, group.block_table, group.longest)
         if group.num_resident is not None:
             padding = torch.arange(logits.shape[-1], device=logits.device) >= group.num_resident[:, None, None, None]
             logits.masked_fill_(padding, float("-inf"))
         return torch.softmax(logits, dim=-1)
 
-    def read(self, layers: slice, request_ids: Sequence[str], num_tokens: int) -> torch.Tensor:
-        """Attention float32 [l, N, H, G, T] of requests that all hold `num_tokens` and were in the last step.
+    def _multiply(self, layers: slice, rows: torch.Tensor, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Products float32 [l, N, H, G, T] of the queries in `rows` int64 [N] with the keys in blocks int64 [N, W]."""
+        queries = self._queries[layers][:, rows].float() * self._scale
+        grouped = queries.unflatten(2, (self._layout.grid.num_heads, -1))
+        return self._layout.times_keys(grouped, self._layout.grid.numbers(block_table, layers), num_tokens)
+
+    def read(self, layers: slice, group: Group) -> torch.Tensor:
+        """Attention float32 [l, N, H, G, T] of requests that are evicted from; nothing of others is touched.
 
         Raises:
-            RuntimeError: one of them was not.
+            RuntimeError: on CPU, where no steps overlap, one of them was not in the last step.
         """
-        wanted = list(request_ids)
-        group = next((group for group in self.groups if set(wanted) <= set(group.request_ids)), None)
-        if group is None:
+        num_tokens, wanted = group.alike.num_before, group.request_ids
+        if not self._layout.multiplies_in_place:
+            logits = self._multiply(layers, group.rows, group.block_table, num_tokens)
+            return torch.softmax(logits, dim=-1)
+        step = next((step for step in self.groups if set(wanted) <= set(step.request_ids)), None)
+        if step is None:
             raise RuntimeError(f"requests {wanted} are evicted from by the attention of a step that they were not in")
-        attention = self.attention(group, layers)[..., :num_tokens]
-        if wanted == group.request_ids:
-            return attention
-        return attention.index_select(1, self._to_device([group.request_ids.index(name) for name in wanted]))
+        logits = step.logits[layers]
+        if wanted != step.request_ids:
+            logits = logits.index_select(1, self._to_device([step.request_ids.index(name) for name in wanted]))
+        logits[..., num_tokens:] = float("-inf")
+        return torch.softmax(logits, dim=-1)[..., :num_tokens]
