@@ -23,6 +23,7 @@ from harness.engines.vllm.rotation import inverse_frequencies
 from harness.engines.vllm.signals import column_sums as sums
 from harness.engines.vllm.signals.batch import StepBatch
 from policies import Phase, build_policy
+from policies.random import _streams
 from tests.policy_names import EQUAL
 
 pytestmark = pytest.mark.usefixtures("copies_as_on_a_gpu")
@@ -39,6 +40,12 @@ VARIANTS = [
     ("tova", {"value_weighted": True}),
     ("streaming_llm", {"position_mode": "cache"}),
 ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept_from_other_tests():
+    """A tensor that another test's operations made would look as if it came from the host."""
+    _streams.cache_clear()
 
 
 class NoSync(TorchDispatchMode):
