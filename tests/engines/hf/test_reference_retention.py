@@ -4,23 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.contract import GenerationRequest
 from harness.engines.hf.engine import ReferenceEngine
 from harness.engines.hf.generate import run_reference
 from harness.retention import read_retention
 from policies import Policy, Unit, build_policy
 from tests.policy_names import ragged_policy
-from tests.tiny_llama import random_prompt, save_tiny_llama, tiny_llama
+from tests.retention_samples import BUDGET, LENGTHS, REQUESTS, window
+from tests.tiny_llama import save_tiny_llama, tiny_llama
 
-BUDGET, BLOCK, SINKS, NUM_LAYERS, NUM_HEADS = 64, 16, 4, 3, 2
-REQUESTS = {  # name: (prompt tokens, answer tokens)
-    "fits": (40, 10),
-    "fits-then-grows": (40, 50),
-    "exact": (64, 20),
-    "long": (200, 30),
-    "long-one-token": (200, 1),
-    "fits-one-token": (50, 1),
-}
+BLOCK, NUM_LAYERS, NUM_HEADS = 16, 3, 2
 RAGGED = [("ada_kv", {"window": 8}), ("kv_compress", {"protect_last": 16}), ("corm", {"window": 8, "protect_last": 24})]
 
 
@@ -32,28 +24,21 @@ def model_path(tmp_path_factory) -> str:
 def answer(model_path: str, policy: Policy, folder: Path | None) -> ReferenceEngine:
     """An engine that has answered all requests."""
     engine = ReferenceEngine(model_path, policy, retention=folder)
-    requests = [
-        GenerationRequest(name, random_prompt(prompt, prompt), num_new, ignore_eos=True)
-        for name, (prompt, num_new) in REQUESTS.items()
-    ]
-    assert len(list(engine.generate(requests))) == len(REQUESTS)
+    assert len(list(engine.generate(REQUESTS))) == len(REQUESTS)
     return engine
 
 
 def records(folder: Path) -> dict:
     found = read_retention(folder)
-    assert [(one.sample_id, one.phase) for one in found] == [(n, p) for n in REQUESTS for p in ("prefill_end", "end")]
-    assert all(one.num_prompt_tokens == REQUESTS[one.sample_id][0] for one in found)
+    assert [(one.sample_id, one.phase) for one in found] == [(n, p) for n in LENGTHS for p in ("prefill_end", "end")]
+    assert all(one.num_prompt_tokens == LENGTHS[one.sample_id][0] for one in found)
     return {(one.sample_id, one.phase): one.layers for one in found}
 
 
 def test_the_positions_are_those_of_the_policy_and_never_more_than_its_budget(model_path, tmp_path):
     answer(model_path, build_policy("streaming_llm", budget=BUDGET, block_size=BLOCK), tmp_path)
-    for (name, phase), layers in records(tmp_path).items():
-        prompt, num_new = REQUESTS[name]
-        length = prompt if phase == "prefill_end" else prompt + num_new - 1
-        window = [*range(SINKS), *range(max(SINKS, length - BUDGET + SINKS), length)]
-        assert layers == [[window]] * NUM_LAYERS, (name, phase)
+    for moment, layers in records(tmp_path).items():
+        assert layers == [[window(*moment)]] * NUM_LAYERS, moment
 
 
 @pytest.mark.parametrize(("name", "options"), RAGGED)
@@ -62,8 +47,10 @@ def test_every_head_has_its_own_positions_and_number_of_them(model_path, tmp_pat
     answer(model_path, policy, tmp_path)
     found = records(tmp_path)
     traces = {
-        request: run_reference(tiny_llama(uneven=True), policy, random_prompt(prompt, prompt), num_new, ignore_eos=True)
-        for request, (prompt, num_new) in REQUESTS.items()
+        one.request_id: run_reference(
+            tiny_llama(uneven=True), policy, one.prompt_token_ids, one.max_new_tokens, ignore_eos=True
+        )
+        for one in REQUESTS
     }
     assert found["long", "prefill_end"] == traces["long"].decisions[0].kept == found["long-one-token", "end"]
     assert len({len(positions) for heads in found["long", "prefill_end"] for positions in heads}) > 1
@@ -72,7 +59,7 @@ def test_every_head_has_its_own_positions_and_number_of_them(model_path, tmp_pat
         assert [len(heads) for heads in last] == [NUM_HEADS] * NUM_LAYERS
         for ours, held in zip(last, trace.resident_positions, strict=True):
             assert all(set(kept) <= set(before) for kept, before in zip(ours, held, strict=True))
-        if policy.decode_unit is Unit.NONE and REQUESTS[request][1] > 1:
+        if policy.decode_unit is Unit.NONE and LENGTHS[request][1] > 1:
             assert last == [[sorted(positions) for positions in heads] for heads in trace.resident_positions]
 
 

@@ -40,6 +40,20 @@ def configure(monkeypatch):
     return compose_config
 
 
+@pytest.fixture
+def run_on_reference(configure, tiny_path, tmp_path):
+    """A finished run of one sample under `overrides`: its folder."""
+
+    def run_folder(*overrides: str) -> Path:
+        model = (f"model.path={tiny_path}", "model.max_model_len=256")
+        config = configure("engine=hf", *overrides, *model, "benchmark.tasks=[trec]", f"results_dir={tmp_path}")
+        run(config, "python -m harness")
+        (folder,) = tmp_path.iterdir()
+        return folder
+
+    return run_folder
+
+
 class Recorder:
     """Takes the place of `KvpressEngine`."""
 
@@ -48,20 +62,9 @@ class Recorder:
 
 
 @pytest.mark.parametrize("policy", ["full", "snapkv", "h2o"])
-def test_a_run_on_the_reference(configure, tiny_path, tmp_path, policy):
+def test_a_run_on_the_reference(run_on_reference, policy):
     budget = [] if policy == "full" else [f"policy.budget={BUDGET}"]
-    config = configure(
-        "engine=hf",
-        f"policy={policy}",
-        *budget,
-        "record_retention=true",
-        f"model.path={tiny_path}",
-        "model.max_model_len=256",
-        "benchmark.tasks=[trec]",
-        f"results_dir={tmp_path}",
-    )
-    run(config, "python -m harness")
-    (folder,) = tmp_path.iterdir()
+    folder = run_on_reference(f"policy={policy}", *budget, "record_retention=true")
     (prediction,) = read_predictions(folder)
     assert prediction.num_prompt_tokens > 2 * BUDGET
     assert prediction.num_output_tokens > 1
@@ -75,19 +78,8 @@ def test_a_run_on_the_reference(configure, tiny_path, tmp_path, policy):
     } == {(prediction.sample_id, phase): [[length] * 2] * 3 for phase, length in retained.items()}
 
 
-def test_a_run_records_what_layers_and_heads_kept(configure, tiny_path, tmp_path, capsys):
-    config = configure(
-        "engine=hf",
-        "policy=pyramid_kv",
-        "policy.budget=96",
-        "policy.options.beta=2",
-        f"model.path={tiny_path}",
-        "model.max_model_len=256",
-        "benchmark.tasks=[trec]",
-        f"results_dir={tmp_path}",
-    )
-    run(config, "python -m harness")
-    (folder,) = tmp_path.iterdir()
+def test_a_run_records_what_layers_and_heads_kept(run_on_reference, tmp_path, capsys):
+    folder = run_on_reference("policy=pyramid_kv", "policy.budget=96", "policy.options.beta=2")
     metrics = json.loads((folder / "metrics.json").read_text())
     split = [[128, 128], [96, 96], [64, 64]]  # beside the window of 8: 132, 88 and 44 tokens, in pages of 32
     assert metrics["kept_by_head"] == {"num_prompts": 1, "mean": split, "least": split, "most": split}
@@ -214,19 +206,8 @@ def test_a_policy_that_does_not_fit_is_refused_before_a_model_is_loaded(configur
     assert message in str(error.value)
 
 
-def test_a_run_records_what_was_read_beside_what_was_freed(configure, tiny_path, tmp_path, capsys):
-    config = configure(
-        "engine=hf",
-        "policy=quest",
-        "policy.budget=96",
-        "policy.options.dense_layers=1",
-        f"model.path={tiny_path}",
-        "model.max_model_len=256",
-        "benchmark.tasks=[trec]",
-        f"results_dir={tmp_path}",
-    )
-    run(config, "python -m harness")
-    (folder,) = tmp_path.iterdir()
+def test_a_run_records_what_was_read_beside_what_was_freed(run_on_reference, capsys):
+    folder = run_on_reference("policy=quest", "policy.budget=96", "policy.options.dense_layers=1")
     (prediction,) = read_predictions(folder)
     metrics = json.loads((folder / "metrics.json").read_text())
     memory, read = metrics["memory"], metrics["read_by_head"]
