@@ -11,6 +11,7 @@ from harness.config_checks import to_dataclass
 from harness.engines.choose import build_engine, check_policy
 from harness.engines.hf.engine import ReferenceEngine
 from harness.errors import UserError
+from harness.report.reading.retention import read_maps
 from harness.report.reading.runs import make_groups, read_runs
 from harness.report.tables.costs import memory_table
 from harness.retention import read_retention
@@ -61,6 +62,13 @@ class Recorder:
         self.arguments, self.named = arguments, named
 
 
+def memory_cells(folder: Path) -> dict[str, str]:
+    """What the report's memory table says of a run, by title of the column."""
+    (group,) = make_groups(read_runs([folder]))
+    table = memory_table(group)
+    return {column.title: cell.text for column, cell in zip(table.columns, table.rows[0], strict=True)}
+
+
 @pytest.mark.parametrize("policy", ["full", "snapkv", "h2o"])
 def test_a_run_on_the_reference(run_on_reference, policy):
     budget = [] if policy == "full" else [f"policy.budget={BUDGET}"]
@@ -78,8 +86,9 @@ def test_a_run_on_the_reference(run_on_reference, policy):
     } == {(prediction.sample_id, phase): [[length] * 2] * 3 for phase, length in retained.items()}
 
 
-def test_a_run_records_what_layers_and_heads_kept(run_on_reference, tmp_path, capsys):
-    folder = run_on_reference("policy=pyramid_kv", "policy.budget=96", "policy.options.beta=2")
+def test_a_run_records_what_layers_and_heads_kept(run_on_reference, capsys):
+    options = ("policy.budget=96", "policy.options.beta=2", "record_retention=true")
+    folder = run_on_reference("policy=pyramid_kv", *options)
     metrics = json.loads((folder / "metrics.json").read_text())
     split = [[128, 128], [96, 96], [64, 64]]  # beside the window of 8: 132, 88 and 44 tokens, in pages of 32
     assert metrics["kept_by_head"] == {"num_prompts": 1, "mean": split, "least": split, "most": split}
@@ -91,10 +100,13 @@ def test_a_run_records_what_layers_and_heads_kept(run_on_reference, tmp_path, ca
     assert "a layer and head kept 64 to 128 tokens of a prompt, 96 on average" in " ".join(
         capsys.readouterr().out.split()
     )
-    (group,) = make_groups(read_runs([tmp_path]))
-    table = memory_table(group)
-    cells = {column.title: cell.text for column, cell in zip(table.columns, table.rows[0], strict=True)}
+    cells = memory_cells(folder)
     assert (cells["Kept of a prompt"], cells["Least"], cells["Most"]) == ("96", "64", "128")
+    (alone,) = read_runs([folder])
+    after_prompt = read_maps(alone)[prediction.sample_id, "prefill_end"]
+    width = after_prompt.num_tokens / after_prompt.shares.shape[1]
+    widths = [prediction.num_prompt_tokens * share for share in after_prompt.shares.mean(axis=1)]
+    assert widths == pytest.approx([128, 96, 64], abs=width), "bins are equally wide but for one token"
 
 
 def test_the_reference_gets_policy_block_size_and_dtype(configure, tiny_path, tmp_path):
@@ -223,3 +235,4 @@ def test_a_run_records_what_was_read_beside_what_was_freed(run_on_reference, cap
     assert memory["mean_read_tokens"] == pytest.approx(sum(by_layer) / 3 / num_steps, abs=0.1)
     said = f"a decode step read {100 * memory['mean_read_share']:.1f} % of them, which frees nothing"
     assert said in " ".join(capsys.readouterr().out.split())
+    assert memory_cells(folder)["Read"] == f"{100 * memory['mean_read_share']:.1f}"
