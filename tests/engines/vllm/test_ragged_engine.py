@@ -33,6 +33,7 @@ REQUESTS = [
 SAME_LOGITS = 1e-3
 QUICK = [[name for name, _ in RAGGED_CASES].index(name) for name in ("ada_kv", "kv_compress", "head_classes", "corm")]
 QUICK.append(RAGGED_CASES.index(("mix_attention", {"full_every": 3, "share": 2})))
+QUICK += [index for index, (_, options) in enumerate(RAGGED_CASES) if options.get("press") == "AdaKVPress"]
 OVER_ALL_HEADS = ("kv_compress", "corm")
 """One total for all layers and heads: a score that differs in its last digits may move a page between any two."""
 
