@@ -9,6 +9,7 @@ import torch
 from harness.engines.contract import GenerationRequest
 from harness.engines.hf.generate import run_reference
 from harness.engines.vllm.settings import EvictionSettings
+from harness.engines.vllm.slices import TRANSIENT_BYTES
 from tests.engines.vllm.live import live_engine, record_decisions, record_logits, run_live, runner_of
 from tests.policy_names import READING_CASES
 from tests.tiny_llama import random_prompt, save_tiny_llama, tiny_llama
@@ -35,11 +36,11 @@ def record_reads(engine):
     reading, runner = runner_of(engine.llm_engine).reading, runner_of(engine.llm_engine)
     write = reading._write
 
-    def write_and_look(numbers, chosen, *args):
-        for name, decodes, pages in zip(runner.input_batch.req_ids, reading._decoding.np, chosen, strict=False):
-            if decodes:
-                reads[name.rpartition("-")[0]].append([row.nonzero()[:, 0].tolist() for row in pages])
-        write(numbers, chosen, *args)
+    def write_and_look(places, numbers, chosen, lengths):
+        for place, pages in zip(places.tolist(), chosen, strict=True):
+            name = runner.input_batch.req_ids[place].rpartition("-")[0]
+            reads[name].append([row.nonzero()[:, 0].tolist() for row in pages])
+        write(places, numbers, chosen, lengths)
 
     reading._write = write_and_look
     return reads
@@ -52,7 +53,8 @@ def record_reads(engine):
         for index, case in enumerate(READING_CASES)
     ],
 )
-def test_pages_logits_and_texts_are_those_of_the_reference(uneven_shape, name, options):
+def test_pages_logits_and_texts_are_those_of_the_reference(uneven_shape, monkeypatch, name, options):
+    monkeypatch.setitem(TRANSIENT_BYTES, "cpu", 1 << 16)  # so that a step chooses in several parts
     budget = BUDGET if name == "quest" else 2 * BUDGET
     settings = EvictionSettings(name, budget, options)
     with live_engine(uneven_shape, settings) as engine:

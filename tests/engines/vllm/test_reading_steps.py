@@ -19,12 +19,16 @@ from harness.engines.vllm.ragged.reading import Reading
 from harness.engines.vllm.ragged.sentences import Sentences
 from harness.engines.vllm.ragged.steps import HeadSteps
 from harness.engines.vllm.ragged.table import PageTable
+from harness.engines.vllm.slices import TRANSIENT_BYTES
 from policies import build_policy
+from policies.quest import Quest
 from tests.engines.vllm.test_gpu_syncs import META, NoSync
 from tests.gpu.caches import BLOCK, HEAD_SIZE, NUM_HEADS, NUM_LAYERS, allocate, spec_of
 
 POOL, GROUP = 20, 2
+QUERY = (NUM_HEADS, GROUP, HEAD_SIZE)
 BUILDER = SimpleNamespace(build=lambda prefix, common, fast_build: common)
+QUEST_READ = Quest.read
 QUEST = build_policy("quest", budget=3 * BLOCK, block_size=BLOCK, options={"dense_layers": 1})
 
 
@@ -40,8 +44,7 @@ class World:
         self.layout = InterleavedLayout(buffer.unbind())
         self.steps = HeadSteps(PageTable(self.layout.grid, 4, POOL), 64, BLOCK, make_buffer)
         self.bounds = PageBounds(self.layout)
-        decoding = make_buffer(4, dtype=torch.bool)
-        self.reading = Reading(policy, self.layout, self.steps, decoding, self.bounds, None)
+        self.reading = Reading(policy, self.layout, self.steps, self.bounds, None)
         self.blocks = {"a": [*range(1, 7)], "b": [7, 8], "c": [*range(9, 13)]}
 
     def step(self, lengths, counts=(1, 1, 5)):
@@ -63,7 +66,7 @@ def test_what_is_read_is_the_chosen_pages_in_order_and_the_newest_last():
     lengths = (5 * BLOCK + 3, BLOCK + 7, 3 * BLOCK + 9)
     world.step(lengths)
     pages = world.steps.table.pages[1, :3].clone()
-    chosen = torch.zeros(3, NUM_HEADS, 6, dtype=torch.bool)
+    chosen = torch.zeros(2, NUM_HEADS, 6, dtype=torch.bool)
     chosen[0, 0, [1, 3]], chosen[0, 1, [0, 4]] = True, True
     object.__setattr__(world.reading, "_policy", SimpleNamespace(full_read_layers=1, read=lambda view: chosen))
     query = torch.randn(7, NUM_HEADS * GROUP, HEAD_SIZE)
@@ -80,6 +83,33 @@ def test_what_is_read_is_the_chosen_pages_in_order_and_the_newest_last():
     assert counts.num_steps == 2
     assert counts.resident == [[lengths[0] + lengths[1]] * NUM_HEADS] * NUM_LAYERS
     assert counts.read[:2] == [counts.resident[0], [2 * BLOCK + 10] * NUM_HEADS]
+
+
+@pytest.mark.parametrize(("room", "num_slices"), [(1 << 20, 1), (1, 2)], ids=["at once", "one by one"])
+def test_only_requests_that_decode_are_looked_at_as_many_at_once_as_there_is_room_for(monkeypatch, room, num_slices):
+    monkeypatch.setitem(TRANSIENT_BYTES, "cpu", room)
+    monkeypatch.setattr(Quest, "read", lambda policy, view: views.append(view) or QUEST_READ(policy, view))
+    views, world = [], World(torch.device("cpu"))
+    world.blocks["c"] = [*range(9, 19)]
+    world.layout.pages.normal_(generator=torch.Generator().manual_seed(0))
+    lengths = (5 * BLOCK + 3, BLOCK + 7, 9 * BLOCK + 9)
+    world.step(lengths)
+    numbers = world.steps.table.pages[1, :3].clone()
+    keys = world.layout.read_keys(numbers[0].long(), 5 * BLOCK + 3)
+    for head, slots in enumerate(numbers[0, :, :6].long()):
+        slots = (slots[:, None] * BLOCK + torch.arange(BLOCK)).flatten()[: 5 * BLOCK + 3]
+        world.bounds.wrote(slots, keys[head])
+    query = torch.ones(7, NUM_HEADS * GROUP, HEAD_SIZE)
+    found = world.reading.metadata(1, query)
+    table, read_lengths = found.block_table_tensor.unflatten(0, (3, NUM_HEADS)), found.seq_lens.view(3, NUM_HEADS)
+    assert [view.num_pages for view in views] == [6] * num_slices, "the prompt has 10"
+    assert sum(len(view.lengths) for view in views) == 2
+    assert torch.equal(table[2, :, :10], numbers[2, :, :10])
+    assert read_lengths.tolist() == [[2 * BLOCK + 3] * 2, [BLOCK + 7] * 2, [9 * BLOCK + 9] * 2]
+    for head, page_keys in enumerate(keys):
+        bounds = torch.stack([page.amax(dim=0).sum() for page in page_keys.split(BLOCK)[:5]])
+        best = sorted(bounds.topk(2).indices.tolist())
+        assert table[0, head, :3].tolist() == numbers[0, head, [*best, 5]].tolist()
 
 
 def test_tables_and_lengths_lie_where_they_lay():
@@ -106,6 +136,20 @@ def test_nothing_in_a_step_waits_for_the_device():
         assert world.reading.metadata(1, query) is not None
 
 
+@pytest.mark.usefixtures("copies_as_on_a_gpu")
+def test_noting_sentences_does_not_wait_for_the_device():
+    mode = NoSync()
+    with mode:
+        sentences = Sentences([9], 10, 4, 256, (NUM_LAYERS, *QUERY), META)
+        tokens, last, places = (torch.empty(count, dtype=torch.int64, device=META) for count in (7, 3, 2))
+        queries = torch.empty(2, *QUERY, device=META)
+        positions = torch.empty(2, NUM_HEADS, 90, dtype=torch.int64, device=META)
+        mode.armed = True
+        sentences.begin(["a", "b", "c"], [3, 3, 90], 90, tokens, tokens, tokens, last, places)
+        for part in (slice(0, 1), slice(1, 2)):
+            sentences.fields(1, part, queries[part], positions[part])
+
+
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 999), cuts=st.lists(st.integers(1, 99), min_size=1, max_size=6))
 def test_bounds_are_those_of_the_keys_however_they_come(seed, cuts):
@@ -129,9 +173,6 @@ def test_bounds_are_those_of_the_keys_however_they_come(seed, cuts):
             assert torch.equal(highest[page], part.amax(dim=0))
 
 
-QUERY = (NUM_HEADS, GROUP, HEAD_SIZE)
-
-
 class Story:
     """Requests whose tokens come step by step; token 9 ends a sentence, and the query of each token is its position."""
 
@@ -146,19 +187,21 @@ class Story:
         """
         starts = np.cumsum([0, *(len(tokens) for _, _, tokens in requests.values())])
         positions = torch.cat([torch.arange(at, at + len(tokens)) for _, at, tokens in requests.values()])
-        decoding = torch.tensor([at >= num_prompt and len(new) == 1 for num_prompt, at, new in requests.values()])
+        decoding = [place for place, (num, at, new) in enumerate(requests.values()) if at >= num and len(new) == 1]
+        places, names = torch.tensor(decoding, dtype=torch.int64), list(requests)
         last = torch.from_numpy(starts[1:]) - 1
         self.sentences.begin(
-            list(requests), [one[0] for one in requests.values()], int(positions.max()) + 1,
+            names, [one[0] for one in requests.values()], int(positions[last[places]].max()) + 1 if decoding else 0,
             torch.cat([torch.tensor(one[2]) for one in requests.values()]), positions,
-            torch.arange(len(requests)).repeat_interleave(torch.from_numpy(np.diff(starts))), last, decoding,
+            torch.arange(len(requests)).repeat_interleave(torch.from_numpy(np.diff(starts))), last, places,
         )  # fmt: skip
-        if not decoding.any():
-            return {}
-        queries = positions[last].float()[:, None, None, None].expand(-1, *QUERY)
-        places = torch.arange(64).expand(len(requests), NUM_HEADS, 64)
-        means = self.sentences.fields(0, queries, places)["sentence_queries"]
-        return {name: mean.unique().item() for name, mean, now in zip(requests, means, decoding, strict=True) if now}
+        found = {}
+        for index, place in enumerate(decoding):
+            part = slice(index, index + 1)
+            queries = positions[last[place]].float().expand(1, *QUERY)
+            fields = self.sentences.fields(0, part, queries, torch.arange(64).expand(1, NUM_HEADS, 64))
+            found[names[place]] = fields["sentence_queries"].unique().item()
+        return found
 
 
 def test_the_mean_query_is_that_of_the_sentence_so_far():

@@ -67,8 +67,7 @@ class RaggedRunning(EvictionRunning):
                 policy.sentence_ends, self.model_config.get_vocab_size(), self.max_num_reqs, self.max_model_len,
                 (grid.num_layers, grid.num_heads, group, layout.head_size), grid.device,
             )  # fmt: skip
-        decoding = self._make_buffer(self.max_num_reqs, dtype=torch.bool)
-        return Reading(policy, layout, self._steps, decoding, bounds, sentences)
+        return Reading(policy, layout, self._steps, bounds, sentences)
 
     def _width(self, block_size: int) -> int:
         """Pages of the longest head: no head holds more tokens than a request has."""
@@ -151,12 +150,13 @@ class RaggedRunning(EvictionRunning):
         computed, num_prompt = batch.num_computed_tokens_cpu[:num_reqs], batch.num_prompt_tokens[:num_reqs]
         counts = np.diff(starts)
         last = self.query_start_loc.gpu[1 : num_reqs + 1].long() - 1
-        decoding = ((computed >= num_prompt) & (counts == 1)).tolist()
-        flags = self.reading.begin(request_ids, decoding, last)
+        decoding = (computed >= num_prompt) & (counts == 1)
+        places = self.reading.begin(request_ids, decoding.tolist(), last)
         if self.reading.sentences is not None:
+            num_seen = int((computed + counts)[decoding].max(initial=0))
             self.reading.sentences.begin(
-                request_ids, num_prompt.tolist(), int((computed + counts).max()), self.input_ids.gpu[:total], positions,
-                self.req_indices.gpu[:total], last, flags,
+                request_ids, num_prompt.tolist(), num_seen, self.input_ids.gpu[:total], positions,
+                self.req_indices.gpu[:total], last, places,
             )  # fmt: skip
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
