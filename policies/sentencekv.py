@@ -57,7 +57,7 @@ class SentenceKV(SnapKV):
         """Check this policy's own options, then the others."""
         check_range("policy.options.factor", self.factor, 1)
         if self.ends is not None:
-            object.__setattr__(self, "ends", tuple(self.ends))
+            object.__setattr__(self, "ends", _token_ids(self.ends))
         super().__post_init__()
 
     @property
@@ -114,6 +114,20 @@ class SentenceKV(SnapKV):
         always = by_page(ends, view.block_size).any(dim=-1)
         chosen = best_pages(view, pages, self.read_pages, always) & (always | (pages > float("-inf")))
         return chosen | (view.sentence_length <= 1)[:, None, None]
+
+
+def _token_ids(ends: Sequence[int]) -> tuple[int, ...]:
+    """As a tuple.
+
+    Raises:
+        ValueError: one is no token id, or it is no list.
+    """
+    if isinstance(ends, str) or not isinstance(ends, Sequence):
+        raise ValueError(f"policy.options.ends={ends} is no list of token ids. Write it as [13,198].")
+    for token in ends:
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+            raise ValueError(f"policy.options.ends has {token!r}, which is no token id. Give whole numbers from 0 on.")
+    return tuple(ends)
 
 
 def ends_sentence(text: str) -> bool:

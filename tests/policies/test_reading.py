@@ -193,3 +193,18 @@ def test_as_many_pages_as_asked_for_or_all(seed, count):
     worst_in = scores.masked_fill(~chosen | (torch.arange(12) == num_held[..., None] - 1), 99).amin(dim=-1)
     out = ~chosen & (torch.arange(12) < num_held[..., None])
     assert (scores.masked_fill(~out, -99).amax(dim=-1) <= worst_in).all()
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ([4, -1], r"policy\.options\.ends has -1, which is no token id"),
+        (["."], r"policy\.options\.ends has '\.', which is no token id"),
+        ([True], r"policy\.options\.ends has True, which is no token id"),
+        ("13", r"policy\.options\.ends=13 is no list of token ids"),
+        (13, r"policy\.options\.ends=13 is no list of token ids"),
+    ],
+)
+def test_ends_are_token_ids(ends, message):
+    with pytest.raises(ValueError, match=message):
+        build_policy("sentencekv", budget=64, block_size=BLOCK, options={"ends": ends})

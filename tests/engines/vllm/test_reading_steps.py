@@ -14,9 +14,10 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.utils import CpuGpuBuffer
 
 from harness.engines.vllm.layout import InterleavedLayout
+from harness.engines.vllm.ragged import sentences as sentences_module
 from harness.engines.vllm.ragged.bounds import PageBounds
 from harness.engines.vllm.ragged.reading import Reading
-from harness.engines.vllm.ragged.sentences import Sentences
+from harness.engines.vllm.ragged.sentences import Sentences, token_texts
 from harness.engines.vllm.ragged.steps import HeadSteps
 from harness.engines.vllm.ragged.table import PageTable
 from harness.engines.vllm.slices import TRANSIENT_BYTES
@@ -224,3 +225,21 @@ def test_a_request_that_was_preempted_within_a_sentence_starts_from_its_own_quer
     story.step(a=(4, 0, [1] * 9), **others)
     assert story.step(a=(4, 9, [1]))["a"] == 9
     assert story.step(a=(4, 10, [1]))["a"] == 9.5
+
+
+def test_an_end_that_is_no_token_of_the_model_is_named():
+    with pytest.raises(ValueError, match=r"policy\.options\.ends has 10, and the model has tokens 0 to 9"):
+        Sentences([9, 10], 10, 2, 64, (1, *QUERY), torch.device("cpu"))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_tells_of_those_that_both_have(monkeypatch):
+    class Tokenizer(list):
+        def decode(self, tokens):
+            return "".join(self[token] for token in tokens)
+
+    monkeypatch.setattr(sentences_module, "cached_get_tokenizer", lambda *names, **options: Tokenizer("ab.!"))
+    model = SimpleNamespace(
+        tokenizer="t", runner_type="generate", tokenizer_mode="auto", tokenizer_revision=None, trust_remote_code=False,
+        get_vocab_size=lambda: 3,
+    )  # fmt: skip
+    assert token_texts(model) == ["a", "b", "."]

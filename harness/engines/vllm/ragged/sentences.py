@@ -40,7 +40,15 @@ class Sentences:
             max_length: the most tokens of a request.
             queries: L, H, G and D.
             device: of the cache.
+
+        Raises:
+            ValueError: an end is no token of the model.
         """
+        if unknown := [token for token in ends if token >= vocabulary]:
+            raise ValueError(
+                f"policy.options.ends has {unknown[0]}, and the model has tokens 0 to {vocabulary - 1}. Leave it out, "
+                "or leave out the option: then the tokenizer tells which tokens end a sentence."
+            )
         is_end = torch.zeros(vocabulary, dtype=torch.bool)
         is_end[list(ends)] = True
         self._is_end = is_end.to(device)
@@ -135,7 +143,7 @@ class Sentences:
 
 
 def token_texts(model: ModelConfig) -> list[str]:
-    """The text of every token id of the model's tokenizer."""
+    """The text of every token id that the model's tokenizer and the model both have."""
     tokenizer = cached_get_tokenizer(
         model.tokenizer,
         runner_type=model.runner_type,
@@ -143,4 +151,4 @@ def token_texts(model: ModelConfig) -> list[str]:
         revision=model.tokenizer_revision,
         trust_remote_code=model.trust_remote_code,
     )
-    return [tokenizer.decode([token]) for token in range(len(tokenizer))]
+    return [tokenizer.decode([token]) for token in range(min(len(tokenizer), model.get_vocab_size()))]
