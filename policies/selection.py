@@ -22,12 +22,14 @@ class Candidates:
     Attributes:
         scores: float32 [..., I].
         positions: int64 [..., I], below 2^31, different ones in a row.
-        protected: bool [..., I], not all of a row; None where nothing is.
+        protected: bool [..., I]; None where nothing is.
+        some_free: no row is all protected, which is known beforehand.
     """
 
     scores: torch.Tensor
     positions: torch.Tensor
     protected: torch.Tensor | None
+    some_free: bool
     _found: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -39,7 +41,7 @@ class Candidates:
         if count not in self._found:
             self._found[count] = (
                 self._lowest_one()
-                if count == 1
+                if count == 1 and self.some_free
                 else self._ranks().topk(count, dim=-1, largest=False, sorted=False).indices
             )
         return self._found[count]
@@ -98,7 +100,8 @@ def candidates(
     in_newest_block = phase is Phase.DECODE and policy.unit(phase) is Unit.BLOCK
     protect_last = 0 if in_newest_block and policy.protect_last <= policy.block_size else policy.protect_last
     protected = _protected(positions, policy.protect_first, num_seen, protect_last)
-    if phase is Phase.DECODE and policy.shared_by_layers:
+    together = phase is Phase.DECODE and policy.shared_by_layers
+    if together:
         scores = _mean_over_layers(scores)
         positions = positions[:1].expand_as(positions)
         if protected is not None:
@@ -107,7 +110,10 @@ def candidates(
         scores = _blocks(scores, policy.block_size).mean(dim=-1)
         positions = _blocks(positions, policy.block_size).amax(dim=-1)
         protected = None if protected is None else _blocks(protected, policy.block_size).any(dim=-1)
-    return Candidates(scores, positions, protected)
+    # Protected tokens may lie in as many blocks, and elsewhere in each layer; a row's own are fewer than the budget.
+    is_token = item_size(policy, phase) == 1
+    some_free = not together and (is_token or policy.protect_first + protect_last < scores.shape[-1])
+    return Candidates(scores, positions, protected, some_free)
 
 
 def _protected(positions: torch.Tensor, first: int, num_seen: torch.Tensor, last: int) -> torch.Tensor | None:

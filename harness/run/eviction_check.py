@@ -5,11 +5,9 @@ from collections.abc import Sequence
 
 from harness.budget import budget_text
 from harness.config import PolicyConfig
-from harness.engines.kvpress.presses import PREFIX
 from harness.errors import UserError
 from harness.metrics import is_full_cache_answer, over_budget, with_least_budget
 from harness.store.predictions import Prediction
-from policies.registry import policy_class
 
 
 def check_evictions(policy: PolicyConfig, block_size: int, predictions: Sequence[Prediction]) -> None:
@@ -18,7 +16,7 @@ def check_evictions(policy: PolicyConfig, block_size: int, predictions: Sequence
     Raises:
         UserError: the policy had to evict from prompts and nothing was evicted.
     """
-    if policy.budget is None or not (policy.name.startswith(PREFIX) or policy_class(policy.name).evicts):
+    if policy.budget is None or not _evicts(policy.name):
         return
     budget = budget_text(policy.budget)
     if least := with_least_budget(policy.budget, block_size, predictions):
@@ -47,6 +45,13 @@ def check_evictions(policy: PolicyConfig, block_size: int, predictions: Sequence
             f"{len(untouched)} of {len(over)} prompts that policy={policy.name} has to cut were not evicted from, for "
             f"example {untouched[0]}."
         )
+
+
+def _evicts(name: str) -> bool:
+    from harness.engines.kvpress.presses import PREFIX  # imports torch, before which the environment is to be set
+    from policies.registry import policy_class
+
+    return name.startswith(PREFIX) or policy_class(name).evicts
 
 
 def _warn(text: str) -> None:

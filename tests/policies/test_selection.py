@@ -80,4 +80,4 @@ def test_nothing_but_the_scores_decides_where_nothing_is_protected(phase):
 def test_a_protected_token_stays_beside_others_that_are_as_large_as_can_be():
     scores = torch.full((1, 4), torch.finfo(torch.float32).max)
     protected = torch.tensor([[True, True, False, False]])
-    assert Candidates(scores, torch.arange(4)[None], protected).lowest(1).tolist() == [[2]]
+    assert Candidates(scores, torch.arange(4)[None], protected, some_free=True).lowest(1).tolist() == [[2]]

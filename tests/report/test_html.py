@@ -259,6 +259,7 @@ def test_the_keyboard_reads_every_value_and_rings_its_mark(driver):
     assert find(driver, f"{CHART} .reading").text.startswith("full: ")
     plot.send_keys("\ue014")
     assert re.match(r"random @ 128: \d+\.\d+ \[.*\], n = 48/252", find(driver, f"{CHART} .reading").text)
+    assert wait_for(driver, f'{CHART} path[stroke="#cc3311"]'), "drawn by Vega a moment later"
     assert len(find_all(driver, f'{CHART} path[stroke="#cc3311"]')) == 1
 
 

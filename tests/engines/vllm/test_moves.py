@@ -26,7 +26,7 @@ def test_what_stays_ends_below_the_cut(phase, size, num_items, leaving, seed):
     num_candidates = num_items if size == 1 else num_items - 1
     ranked = torch.rand(2, num_candidates, generator=random).argsort(dim=-1)
     num_tokens = num_items * size - (0 if size == 1 or phase is Phase.DECODE else seed % size)
-    candidates = Candidates(ranked.float(), torch.arange(num_candidates).expand_as(ranked), None)
+    candidates = Candidates(ranked.float(), torch.arange(num_candidates).expand_as(ranked), None, some_free=True)
     moves = plan_moves(candidates, phase, size, num_tokens, num_tokens - leaving * size)
     assert moves.size == size
     for row in range(2):
