@@ -65,6 +65,7 @@ class Policy(ABC):
         lenders: for each layer the one whose keys and values it attends, itself or an earlier one; None if all attend
             their own. Ragged policies without signals only.
         sentence_ends: token ids that end a sentence, of policies that read `ReadSignal.SENTENCES`.
+        warning: what a run says before it starts, where the settings leave the policy little to decide.
     """
 
     name: ClassVar[str]
@@ -84,6 +85,7 @@ class Policy(ABC):
     full_read_layers: ClassVar[int] = 0
     sentence_ends: ClassVar[Sequence[int] | None] = None
     lenders: ClassVar[Sequence[int] | None] = None
+    warning: ClassVar[str | None] = None
 
     budget: int
     block_size: int

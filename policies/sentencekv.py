@@ -35,8 +35,7 @@ class SentenceKV(SnapKV):
     read even if they are more; where they leave no page to choose, a run warns. One choice per KV head over its group,
     in both stages (`group`). A token ends a sentence if its text is made of the marks of an end (. ! ? and the Chinese
     ones) or of empty lines; the authors list 13. The mean keys are not stored: they are averaged anew from the keys, so
-    choosing reads the keys of all that is kept.
-    What counts as read is what attention reads.
+    choosing reads the keys of all that is kept. What counts as read is what attention reads.
 
     Attributes:
         read_sentences: stage 2; without it all that is kept is read.
@@ -85,6 +84,17 @@ class SentenceKV(SnapKV):
         """Pages at least that the first and the last tokens leave to sentences."""
         whole = -(-ALWAYS // self.block_size)
         return max(0, self.read_pages - 2 * whole - 1)
+
+    @property
+    def warning(self) -> str | None:
+        """Where no sentence may ever be chosen."""
+        if not self.reads_less or self.chosen_pages:
+            return None
+        return (
+            f"policy={self.name} reads {self.read_pages} blocks a step at policy.budget={self.budget} and "
+            f"policy.options.factor={self.factor:g}, which its first and last tokens may need by themselves: "
+            "hardly a sentence is chosen. Raise policy.budget or lower policy.options.factor."
+        )
 
     def for_vocabulary(self, texts: Callable[[], Sequence[str]]) -> Self:
         """A copy that knows which tokens end a sentence.

@@ -2,22 +2,12 @@
 
 import pytest
 
-from harness.config import ModelConfig
 from harness.errors import UserError
 from harness.pool import pool_tokens, sequences_that_fill
 from tests.bench.scripted_server import composed_plan
 from tests.test_config import composed
+from tests.test_models import LLAMA
 
-LLAMA_8B = ModelConfig(
-    name="8b",
-    dtype="bfloat16",
-    max_model_len=131_072,
-    weights_gib=15.0,
-    num_layers=32,
-    num_query_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-)
 CARDS = {"24 GB": 24.0, "80 GB": 79.6, "141 GB": 139.8}
 
 
@@ -29,9 +19,9 @@ def on_gpus(monkeypatch, *memories):
 
 def test_tokens_of_an_8b_model_by_arithmetic():
     """131,072 bytes a token: 2 x 32 layers x 8 heads x 128 x 2 bytes."""
-    assert pool_tokens(LLAMA_8B, [24.0]) == int((0.9 * 24 - 15 - 2) * 2**30) // 131_072
-    assert pool_tokens(LLAMA_8B, [24.0, 24.0]) == int((0.9 * 48 - 15 - 4) * 2**30) // 131_072
-    assert pool_tokens(LLAMA_8B, [16.0]) == 0
+    assert pool_tokens(LLAMA, [24.0]) == int((0.9 * 24 - 15 - 2) * 2**30) // 131_072
+    assert pool_tokens(LLAMA, [24.0, 24.0]) == int((0.9 * 48 - 15 - 4) * 2**30) // 131_072
+    assert pool_tokens(LLAMA, [16.0]) == 0
 
 
 @pytest.mark.parametrize(("card", "sequences"), [("24 GB", 64), ("80 GB", 512), ("141 GB", 512)])
@@ -39,7 +29,7 @@ def test_sequences_of_a_card(monkeypatch, card, sequences):
     on_gpus(monkeypatch, CARDS[card])
     engine = composed("model=llama3.1-8b").engine
     assert (engine.max_num_seqs, engine.enforce_eager) == (sequences, False)
-    tokens = pool_tokens(LLAMA_8B, [CARDS[card]])
+    tokens = pool_tokens(LLAMA, [CARDS[card]])
     assert sequences == sequences_that_fill(tokens)
     assert sequences == 512 or sequences * 1024 >= tokens
 

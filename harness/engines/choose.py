@@ -53,7 +53,8 @@ def check_policy(config: HarnessConfig) -> None:
             built = configured_policy(config)
             built.for_model(config.model.num_layers, config.model.num_kv_heads)
             _warn_of_protection(built)
-            _warn_of_reading(built)
+            if built.warning:
+                print(f"warning: {built.warning}", file=sys.stderr)
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -68,17 +69,6 @@ def _warn_of_protection(policy: "Policy") -> None:
             f"warning: policy={policy.name} chooses at most {num_chosen} of policy.budget={policy.budget} tokens by "
             f"score: the first {policy.protect_first} and the last {policy.protect_last} always stay. "
             "Raise policy.budget.",
-            file=sys.stderr,
-        )
-
-
-def _warn_of_reading(policy: "Policy") -> None:
-    """Say so where no sentence may ever be chosen."""
-    if policy.name == "sentencekv" and policy.reads_less and not policy.chosen_pages:
-        print(
-            f"warning: policy=sentencekv reads {policy.read_pages} blocks a step at policy.budget={policy.budget} and "
-            f"policy.options.factor={policy.factor:g}, which its first and last tokens may need by themselves: "
-            "hardly a sentence is chosen. Raise policy.budget or lower policy.options.factor.",
             file=sys.stderr,
         )
 
