@@ -10,6 +10,7 @@ import torch
 
 from policies.base import Policy, Signal, Unit, View
 from policies.options import check_range, keep_last
+from policies.products import products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +78,8 @@ def window_attention(view: View) -> torch.Tensor:
     """
     num_requests, num_query_heads, window, head_size = view.window_queries.shape
     num_heads = view.keys.shape[1]
-    queries = view.window_queries.float().reshape(num_requests, num_heads, -1, head_size)
-    logits = (queries / head_size**0.5) @ view.keys.float().transpose(-1, -2)
-    logits = logits.unflatten(2, (num_query_heads // num_heads, window))
+    queries = view.window_queries.reshape(num_requests, num_heads, -1, head_size)
+    logits = products(queries, view.keys, head_size**-0.5).unflatten(2, (num_query_heads // num_heads, window))
     if window == 1 and view.lengths is None:
         return logits.softmax(dim=-1)  # the newest query sees all
     query_positions = view.num_seen[:, None] - window + torch.arange(window, device=logits.device)

@@ -10,6 +10,8 @@ from functools import cached_property
 
 import torch
 
+from policies.products import products
+
 EPS = 1e-12  # the length of a key of zeros
 
 
@@ -109,7 +111,7 @@ class View:
         """Products float32 [N, H, G, T] of vectors [N, H, G, D] with the keys, which need not be read for it."""
         if self.keys is None:
             return self.multiply(vectors)
-        return vectors.float() @ self.keys.float().transpose(-1, -2)
+        return products(vectors, self.keys)
 
 
 def inverse_norms(keys: torch.Tensor) -> torch.Tensor:

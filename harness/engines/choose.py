@@ -26,7 +26,7 @@ OWN_KEYS = ("name", "in_process", "reserve")
 def prepare_engine(config: EngineConfig) -> None:
     """Set what the engine reads from the environment; must run before torch is imported, whose threads read it too."""
     if config.name == VLLM:
-        prepare_environment(in_process=bool(config.in_process))
+        prepare_environment(in_process=bool(config.in_process), num_workers=config.tensor_parallel_size)
 
 
 def check_policy(config: HarnessConfig) -> None:

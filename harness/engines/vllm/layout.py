@@ -17,6 +17,7 @@ import torch
 
 from harness.engines.vllm.key_products import KeyProducts
 from harness.engines.vllm.paged import PageGrid, SlotAddress
+from policies.products import products
 
 
 class CacheLayout(ABC):
@@ -59,10 +60,10 @@ class CacheLayout(ABC):
 
     def times_keys(self, vectors: torch.Tensor, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Products float32 [..., G, T] of vectors [..., G, D] with the keys of the first T slots of pages [..., W]."""
-        products = self.products(pages, vectors.shape[-2])
-        if products is None:
-            return vectors.float() @ self.read_keys(pages, num_tokens).float().transpose(-1, -2)
-        return products.of(vectors.float())[..., :num_tokens]
+        in_place = self.products(pages, vectors.shape[-2])
+        if in_place is None:
+            return products(vectors, self.read_keys(pages, num_tokens))
+        return in_place.of(vectors.float())[..., :num_tokens]
 
     @property
     def multiplies_in_place(self) -> bool:

@@ -88,7 +88,7 @@ class AttentionMass:
                 for grid in (self._layout.grid, self.values.grid)
             )
             keys = self._layout.read_keys(pages, group.num_resident)
-            self.values.add(places, column_sums(query[group.tokens].float(), keys.float(), self._scale))
+            self.values.add(places, column_sums(query[group.tokens], keys, self._scale))
         self._newest.observe(layer, query)
 
     def end_step(self) -> None:

@@ -142,9 +142,9 @@ class NewestAttention:
 
     def _multiply(self, layers: slice, rows: torch.Tensor, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Products float32 [l, N, H, G, T] of the queries in `rows` int64 [N] with the keys in blocks int64 [N, W]."""
-        queries = self._queries[layers][:, rows].float() * self._scale
-        grouped = queries.unflatten(2, (self._layout.grid.num_heads, -1))
-        return self._layout.times_keys(grouped, self._layout.grid.numbers(block_table, layers), num_tokens)
+        grouped = self._queries[layers][:, rows].unflatten(2, (self._layout.grid.num_heads, -1))
+        pages = self._layout.grid.numbers(block_table, layers)
+        return self._layout.times_keys(grouped, pages, num_tokens).mul_(self._scale)
 
     def read(self, layers: slice, group: Group) -> torch.Tensor:
         """Attention float32 [l, N, H, G, T] of requests that are evicted from; nothing of others is touched.

@@ -13,6 +13,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from harness.engines.vllm.layout import CacheLayout
 from harness.engines.vllm.paged import PagedValues
 from harness.engines.vllm.signals.batch import StepBatch, StepPages
+from policies.products import as_multiplied, products
 
 QUERY_CHUNK = 256
 MAX_LOGITS = 1 << 26  # held at once, a quarter GiB: a long prompt is summed in smaller chunks
@@ -97,18 +98,18 @@ class PageSums:
     def observe(self, layer: int, query: torch.Tensor) -> None:
         """Add this step's attention of one layer; query [tokens, Q, D], keys are in the cache already."""
         for group in self._groups:
-            queries = query[group.tokens].float()
+            queries = query[group.tokens]
             if self._pages is not None:
                 pages, lengths = self._pages.read(layer, group.places, group.width)
                 keys = self._layout.read_keys(pages, group.width * self._block_size)
-                self.values.add(pages, sums_of_powers(queries, keys.float(), self._scale, lengths, self._power))
+                self.values.add(pages, sums_of_powers(queries, keys, self._scale, lengths, self._power))
                 continue
             pages, places = (
                 grid.numbers(group.block_table, slice(layer, layer + 1))[0]
                 for grid in (self._layout.grid, self.values.grid)
             )
             keys = self._layout.read_keys(pages, group.num_resident)
-            self.values.add(places, sums_of_powers(queries, keys.float(), self._scale, power=self._power))
+            self.values.add(places, sums_of_powers(queries, keys, self._scale, power=self._power))
 
     def end_step(self) -> None:
         """Nothing was put off."""
@@ -123,8 +124,8 @@ def sums_of_powers(
     so that memory stays O(chunk x T).
 
     Args:
-        queries: float32 [N, n, Q, D].
-        keys: float32 [N, H, T, D], the new tokens last.
+        queries: [N, n, Q, D].
+        keys: [N, H, T, D], the new tokens last.
         scale: softmax scale.
         lengths: int64 [N, H], keys of each head, the others are padding; None for T.
         power: of each query's attention, before it is summed.
@@ -132,17 +133,20 @@ def sums_of_powers(
     Returns:
         float32 [N, H, T], 0 in padding.
     """
+    queries, keys = as_multiplied(queries, keys)
     num_rows, num_new, num_query_heads, head_size = queries.shape
     num_heads, num_keys = keys.shape[1:3]
-    grouped = queries.view(num_rows, num_new, num_heads, num_query_heads // num_heads, head_size)
+    group = num_query_heads // num_heads
+    grouped = queries.view(num_rows, num_new, num_heads, group, head_size).permute(0, 2, 3, 1, 4)
     slots = torch.arange(num_keys, device=keys.device)
     behind = num_keys if lengths is None else lengths[:, :, None, None, None]
-    sums = keys.new_zeros(num_rows, num_heads, num_keys)
+    sums = torch.zeros(num_rows, num_heads, num_keys, device=keys.device)
     size = max(1, min(QUERY_CHUNK, MAX_LOGITS // (num_rows * num_query_heads * num_keys)))
     for start in range(0, num_new, size):
-        chunk = grouped[:, start : start + size]
-        places = torch.arange(start, start + chunk.shape[1], device=keys.device)[:, None] - num_new + behind
-        logits = torch.einsum("nqhgd,nhtd->nhgqt", chunk, keys) * scale
+        chunk = grouped[:, :, :, start : start + size]
+        count = chunk.shape[3]
+        places = torch.arange(start, start + count, device=keys.device)[:, None] - num_new + behind
+        logits = products(chunk.reshape(num_rows, num_heads, -1, head_size), keys, scale).unflatten(2, (group, count))
         logits.masked_fill_(slots > places, float("-inf"))
         attention = logits.softmax(dim=-1)
         sums += (attention if power == 1 else attention**power).sum(dim=(2, 3))
