@@ -1,5 +1,6 @@
 """What `--help` says of the groups: every option of each, with its keys and their values."""
 
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -14,8 +15,12 @@ def register_help() -> None:
     OmegaConf.register_new_resolver(RESOLVER, lambda *groups: describe(groups), replace=True)
 
 
+@cache
 def describe(groups: tuple[str, ...]) -> str:
-    """The options of the groups of `conf/`, each with its keys and values as its file has them."""
+    """The options of the groups of `conf/`, each with its keys and values as its file has them.
+
+    Kept, as Hydra asks in every composition.
+    """
     return "\n".join(line for group in groups for line in _group(group))
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.benchmarks.longbench.text import preload_chinese
 from harness.benchmarks.sample_score import SampleScore, score_sample
 from harness.errors import UserError
 
@@ -23,10 +22,9 @@ class Sample(NamedTuple):
 
 
 def start_worker() -> None:
-    """Prepare a scoring process: jieba loaded, Ctrl-C left to the parent, and an end when the parent is killed."""
+    """Prepare a scoring process: Ctrl-C left to the parent, and an end when the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    preload_chinese()
 
 
 def score_samples(samples: Sequence[Sample], edit_similarity: str) -> list[tuple[str, SampleScore]]:

@@ -62,11 +62,6 @@ def cut_chinese(text: str) -> tuple[str, ...]:
     return tuple(_segmenter().cut(text))
 
 
-def preload_chinese() -> None:
-    """Load jieba's dictionary now (about a second of CPU) instead of at the first Chinese text."""
-    _segmenter()
-
-
 @functools.cache
 def _segmenter() -> "jieba.Tokenizer":
     """Return a segmenter of our own, so that words added to jieba elsewhere in the process change no score.
