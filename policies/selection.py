@@ -12,6 +12,7 @@ from policies.base import Phase, Policy, Unit
 
 SCORE_BITS = 18
 LEVEL_BITS = 8 + SCORE_BITS  # sign, exponent and SCORE_BITS - 1 bits of the fraction
+DROPPED_BITS = 32 - LEVEL_BITS
 POSITION_BITS = 31
 
 
@@ -21,7 +22,7 @@ class Candidates:
 
     Attributes:
         scores: float32 [..., I].
-        positions: int64 [..., I], below 2^31, different ones in a row.
+        positions: int32 or int64 [..., I], different ones in a row.
         protected: bool [..., I]; None where nothing is.
         some_free: no row is all protected, which is known beforehand.
     """
@@ -51,7 +52,7 @@ class Candidates:
         return self._ranks().topk(count, dim=-1, sorted=False).indices
 
     def _ranks(self) -> torch.Tensor:
-        return ranks(self.scores, self.positions, self.protected)
+        return ranks(self.scores, self.positions.long(), self.protected)
 
     def _lowest_one(self) -> torch.Tensor:
         """Of those with the lowest score the earliest: half the memory of ranks, and passes that vectorise."""
@@ -61,7 +62,8 @@ class Candidates:
         stays = scores > scores.amin(dim=-1, keepdim=True)
         if self.protected is not None:
             stays = stays.logical_or_(self.protected)  # beside others that are as large
-        return self.positions.masked_fill(stays, 1 << POSITION_BITS).argmin(dim=-1, keepdim=True)
+        latest = torch.iinfo(self.positions.dtype).max
+        return self.positions.masked_fill(stays, latest).argmin(dim=-1, keepdim=True)
 
 
 def reduce_heads(policy: Policy, scores: torch.Tensor) -> torch.Tensor:
@@ -90,7 +92,7 @@ def candidates(
         policy: gives unit, protection and scope.
         phase: gives the unit.
         scores: float32 [L, N, Hs, T].
-        positions: int64 [L, N, Hs, T].
+        positions: int32 or int64 [L, N, Hs, T].
         num_seen: int64 [N].
 
     Returns:
@@ -119,7 +121,7 @@ def candidates(
 def _protected(positions: torch.Tensor, first: int, num_seen: torch.Tensor, last: int) -> torch.Tensor | None:
     """The `first` and the `last` tokens, bool as `positions`; None if there are none to protect."""
     oldest = positions < first if first else None
-    newest = positions >= (num_seen - last)[:, None, None] if last else None
+    newest = positions >= (num_seen - last).to(positions.dtype)[:, None, None] if last else None
     if oldest is None or newest is None:
         return newest if oldest is None else oldest
     return oldest | newest
@@ -177,17 +179,15 @@ def _blocks(values: torch.Tensor, block_size: int) -> torch.Tensor:
 
 def comparable(scores: torch.Tensor) -> torch.Tensor:
     """float32 rounded to `SCORE_BITS` significant bits, halves away from zero."""
-    return (_rounded(scores) << (32 - LEVEL_BITS)).view(torch.float32)
+    return _rounded(scores).bitwise_and_(-1 << DROPPED_BITS).view(torch.float32)
 
 
 def _level(scores: torch.Tensor) -> torch.Tensor:
     """int32 of `LEVEL_BITS` bits, in the order of comparable scores."""
-    rounded = _rounded(scores)
+    rounded = _rounded(scores) >> DROPPED_BITS
     return torch.where(rounded < 0, -(1 << (LEVEL_BITS - 1)) - rounded, rounded)
 
 
 def _rounded(scores: torch.Tensor) -> torch.Tensor:
-    """The `LEVEL_BITS` first bits of float32, rounded, as int32."""
-    dropped = 32 - LEVEL_BITS
-    bits = scores.float().contiguous().view(torch.int32)
-    return (bits + (1 << (dropped - 1))) >> dropped  # rounds the magnitude: the sign is a bit of its own
+    """The bits of float32 as int32, of which the `LEVEL_BITS` first are rounded and the others arbitrary."""
+    return scores.float().view(torch.int32) + (1 << (DROPPED_BITS - 1))  # rounds the magnitude: the sign is its own bit

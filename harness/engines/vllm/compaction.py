@@ -201,7 +201,7 @@ class Compactor:
         """Choose in the layers of `part` for those of `covered`, scoring `num_layers` at once."""
         alike = part.group.alike
         policy = self._policy.for_budget(alike.budget)
-        positions = self.positions.read(part.pages(self.positions.grid), alike.num_before).long()
+        positions = self.positions.read(part.pages(self.positions.grid), alike.num_before)
         if self._directions is not None:
             self._directions.add_new(part, alike.num_known)
         scores = self._scorer.scores(part, positions, num_layers)
@@ -219,7 +219,7 @@ class Compactor:
         if self._directions is not None and self._one_leaves(alike):
             self._directions.drop(part, ranked.lowest(1))
         if policy.cache_positions:
-            lost = places_lost(positions, stays)
+            lost = places_lost(positions.long(), stays)
             for moved in covered:
                 self._turn_back(moved, of_layers(lost, moved.layers))
         return plan_moves(ranked, alike.phase, size, alike.num_before, alike.num_keep)

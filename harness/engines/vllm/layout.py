@@ -82,6 +82,13 @@ class CacheLayout(ABC):
     def read_values(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Values [..., T, D], as `read_keys`."""
 
+    @staticmethod
+    def _read(states: torch.Tensor, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """[..., T, D] of the first T slots of pages int64 [..., W] of states [page numbers, B, D]."""
+        if pages.shape[-1] == 1:
+            states = states[:, :num_tokens]  # of a page with few tokens no more is read
+        return states[pages].flatten(-3, -2)[..., :num_tokens, :]
+
     @abstractmethod
     def move(self, source: SlotAddress, target: SlotAddress) -> None:
         """Copy tokens; all sources are read before the first target is written."""
@@ -108,11 +115,11 @@ class InterleavedLayout(CacheLayout):
 
     def read_keys(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See `CacheLayout.read_keys`."""
-        return self.pages[..., : self.head_size][pages].flatten(-3, -2)[..., :num_tokens, :]
+        return self._read(self.pages[..., : self.head_size], pages, num_tokens)
 
     def read_values(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See `CacheLayout.read_values`."""
-        return self.pages[..., self.head_size :][pages].flatten(-3, -2)[..., :num_tokens, :]
+        return self._read(self.pages[..., self.head_size :], pages, num_tokens)
 
     def move(self, source: SlotAddress, target: SlotAddress) -> None:
         """See `CacheLayout.move`."""
@@ -159,13 +166,15 @@ class CpuLayout(CacheLayout):
 
     def read_keys(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See `CacheLayout.read_keys`; the tokens of a channel lie side by side, as they do in a page."""
+        if num_tokens == 1:
+            return self._keys[..., 0][pages[..., :1]]
         channels = pages[..., None, :] * (2 * self.head_size) + self._channel  # [..., D, W]
         keys = self._channels.index_select(0, channels.flatten())
         return keys.view(*channels.shape[:-1], -1)[..., :num_tokens].transpose(-1, -2)
 
     def read_values(self, pages: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See `CacheLayout.read_values`."""
-        return self._values[pages].flatten(-3, -2)[..., :num_tokens, :]
+        return self._read(self._values, pages, num_tokens)
 
     def move(self, source: SlotAddress, target: SlotAddress) -> None:
         """See `CacheLayout.move`."""

@@ -43,7 +43,7 @@ class Scorer:
 
         Args:
             part: requests and layers.
-            positions: int64 [l, N, Hs, T] of all their tokens.
+            positions: int32 [l, N, Hs, T] of all their tokens.
             num_layers: layers that may be scored at once.
         """
         policy = self._policy.for_budget(part.group.alike.budget)
@@ -75,7 +75,7 @@ class Scorer:
         policy, group = self._policy, part.group
         num_old, num_layers = group.alike.num_old_blocks, layers.stop - layers.start
         absolute = slice(part.layers.start + layers.start, part.layers.start + layers.stop)
-        positions = positions[layers, ..., num_old * policy.block_size :]
+        positions = positions[layers, ..., num_old * policy.block_size :].long()
         signals = self._states(part, layers, positions.shape[-1])
         if self._observers is not None:
             signals |= self._observers.view_fields(absolute, group)
