@@ -23,8 +23,8 @@ class Cascading(Policy):
     out). Acts after the prompt and at every step; C tokens are resident. Prompts longer than C go through the cascade
     as if they had come token by token. Needs positions only, or the attention sums; costs a few passes over positions.
 
-    Deviations: the default is our position-only variant, which is free; the authors' own is `choice=attention
-    position_mode=cache`. They compare an exponential average of attention with beta = 0.9999999; ours is the sum, its
+    Deviations: the default is our position-only variant, which is free; `policy=cascading_authors` is the authors' own.
+    They compare an exponential average of attention with beta = 0.9999999; ours is the sum, its
     limit (0.1 % apart for a token that was watched for 10,000 steps). Attention is that of the full prompt with
     `prefill=after`; the authors prefill in strides of 1,024 over the cut cache, which is `prefill=chunked
     prefill_chunk=1024`. Keys keep the rotation of their original position by default.

@@ -20,6 +20,7 @@ LARGE = ("paged_eviction", "h2o", "snapkv")
 """These run at a budget of eight blocks, too; the others do with `make parity`."""
 
 DEFAULTS = {name: {} for name in EQUAL} | {"lagkv": {"lag": 24}, "cascading": {"protect_first": 4}}
+AUTHORS = {"choice": "attention", "position_mode": "cache", "prefill": "chunked"}  # of cascading
 VARIANTS = [
     ("paged_eviction_literal", {"decode_scope": "global"}),
     ("paged_eviction_literal", {"protect_first": 8, "protect_last": 16}),
@@ -40,6 +41,7 @@ VARIANTS = [
     ("chunkkv", {"value_weighted": True}),
     ("cascading", {"protect_first": 4, "choice": "attention", "prefill": "chunked", "prefill_chunk": 96}),
     ("cascading", {"protect_first": 4, "position_mode": "cache"}),
+    ("cascading", {**AUTHORS, "protect_first": 4, "prefill_chunk": 96}),
     ("elastic_cache", {"distance": 40}),
     ("snapkv", {"window": 8, "think": 0.5, "think_window": 24}),
     ("inverse_key_l2", {"think": 0.4}),
