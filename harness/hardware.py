@@ -52,13 +52,19 @@ def package_version(name: str) -> str | None:
         return None
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def describe() -> dict[str, Any]:
-    """CPU model, cores, memory and GPUs, as recorded with every run."""
+    """CPU model, cores, threads that were asked for, memory and GPUs, as recorded with every run."""
     return {
         "host": platform.node(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
-        "num_cores": len(os.sched_getaffinity(0)),
+        "num_cores": num_cores(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
         "gpus": [{"name": name, "memory_gib": memory} for name, memory in cuda_gpus()],
         "device": inference_device(),

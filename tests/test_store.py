@@ -165,6 +165,7 @@ def test_a_manifest_reads_back_equal(tmp_path):
     assert set(policy_classes().values()) <= written.own_code.keys()
     assert written.versions["hydra-core"] == "1.3.8"
     assert written.hardware["num_cores"] >= 1
+    assert written.hardware["omp_num_threads"] == os.environ.get("OMP_NUM_THREADS")
 
 
 def test_a_manifest_of_another_version_is_refused(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from harness.engines.vllm import environment
 def variables(monkeypatch):
     variables = {}
     monkeypatch.setattr(os, "environ", variables)
-    monkeypatch.setattr(environment, "_usable_cores", lambda: 8)
+    monkeypatch.setattr(environment, "num_cores", lambda: 8)
     monkeypatch.setattr(environment, "inference_device", lambda: "cpu")
     return variables
 

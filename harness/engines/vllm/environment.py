@@ -2,7 +2,7 @@
 
 import os
 
-from harness.hardware import inference_device
+from harness.hardware import inference_device, num_cores
 
 DEFAULTS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # with bound threads a busy neighbour makes a step 30 times slower
@@ -27,10 +27,4 @@ def prepare_environment(*, in_process: bool, num_workers: int = 1) -> None:
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     if not in_process and inference_device() == "cpu":
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (_usable_cores() - 1) // num_workers)))
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (num_cores() - 1) // num_workers)))
