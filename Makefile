@@ -18,8 +18,6 @@ CPU_TORCH := $(if $(PIP_FIND_LINKS),$(foreach place,$(PIP_FIND_LINKS),--find-lin
 KVPRESS := kvpress==0.5.5
 OPTIONS_cpu := $(CPU_TORCH) --override .ci/cpu-overrides.txt
 
-PARALLEL_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=10
-
 .PHONY: help setup run test parity report figures bench gpu-check setup-kvpress peer-check soak lint
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -57,8 +55,7 @@ run: setup ## the main job on the embedded model: paged eviction on longbench_mi
 	$(BIN)/python -m harness $(ARGS)
 
 test: setup ## all tests, the fast ones first, two at a time
-	$(PARALLEL_TESTS) -m "not slow and not parity and not peer"
-	$(PARALLEL_TESTS) -m "slow and not parity and not peer"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs --durations=10
 
 parity: setup ## long comparison with published scores
 	$(BIN)/python -m pytest -m parity -rs --durations=5
@@ -70,7 +67,7 @@ figures: setup ## all figures from run folders alone, into results/report/figure
 	$(BIN)/python -m harness.report $(RUNS) --figures results/report/figures $(ARGS)
 
 bench: setup ## paged eviction against full cache under load, interleaved, on the embedded model
-	$(BIN)/python -m harness.bench preset=cpu_throughput overwrite=true $(ARGS)
+	$(BIN)/python -m harness.bench preset=cpu_curve overwrite=true $(ARGS)
 
 gpu-check: setup ## the plugin on a CUDA device, as a table of verdicts
 	$(BIN)/python -m harness.engines.vllm.gpu_check

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ("harness", "policy.buget=256", "policy.buget is not a key. Did you mean policy.budget?"),
         ("harness", "+policy.buget=256", "policy.buget is not a key. Did you mean policy.budget?"),
         ("harness", "+hydra.swep.dir=x", "hydra.swep is not a key. Did you mean hydra.sweep?"),
-        ("harness.bench", "preset=cputhroughput", "Did you mean preset=cpu_throughput?"),
+        ("harness.bench", "preset=cpucurve", "Did you mean preset=cpu_curve?"),
         ("harness.bench", "+load.num_request=3", "load.num_request is not a key. Did you mean load.num_requests?"),
         ("harness.bench", "load.num_request=3", "load.num_request is not a key. Did you mean load.num_requests?"),
     ],
