@@ -1,6 +1,7 @@
 """What every test module may use."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ prepare_environment(in_process=True)  # before any test imports torch, whose thr
 
 
 def pytest_collection_modifyitems(items):
-    """Skip tests marked gpu where there is none."""
+    """Fast tests first, then the files with most slow ones, so that the last are short; skip those that need a GPU."""
+    slow = {item: item.get_closest_marker("slow") is not None for item in items}
+    num_slow = Counter(item.path for item in items if slow[item])
+    items.sort(key=lambda item: -num_slow[item.path] if slow[item] else -len(items))
     if cuda_gpus():
         return
     for item in items:

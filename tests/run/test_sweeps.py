@@ -69,7 +69,7 @@ def latest_outcomes(place: Path) -> list[tuple[str, str]]:
     return [(outcome.status, outcome.note) for outcome in read_outcomes(folder).values()]
 
 
-POLICIES = ("policy=full,paged_eviction", "policy.budget=128,256,512")
+POLICIES = ("policy=full,paged_eviction", "policy.budget=128,256")
 SAME_AS_FIRST = ("skipped", "the same run as job 0")
 
 
@@ -79,8 +79,8 @@ def test_jobs_fail_apart_run_once_and_are_skipped_when_finished(sweep, place):
     assert first.returncode == 1
     killed = ("failed", "the run was killed by SIGKILL")
     ok = ("ok", "")
-    assert latest_outcomes(place) == [ok, SAME_AS_FIRST, SAME_AS_FIRST, ok, killed, ok]
-    assert "6 jobs: 3 ok, 2 skipped, 1 failed. Sweep folder" in first.stdout
+    assert latest_outcomes(place) == [ok, SAME_AS_FIRST, ok, killed]
+    assert "4 jobs: 2 ok, 1 skipped, 1 failed. Sweep folder" in first.stdout
     to_go_on = first.stdout.split("to go on, the same sweep again, or:\n")[1].splitlines()
     assert [re.search(r"policy=\S+ policy.budget=\d+", line)[0] for line in to_go_on] == [
         "policy=paged_eviction policy.budget=256",
@@ -90,9 +90,9 @@ def test_jobs_fail_apart_run_once_and_are_skipped_when_finished(sweep, place):
     second = sweep(*POLICIES, "tracker=wandb_offline")
     assert second.returncode == 0
     before = ("skipped", "finished before")
-    assert latest_outcomes(place) == [before, SAME_AS_FIRST, SAME_AS_FIRST, before, ok, before]
+    assert latest_outcomes(place) == [before, SAME_AS_FIRST, before, ok]
     runs = list((place / "runs").iterdir())
-    assert len(runs) == 4
+    assert len(runs) == 3
     assert all(read_manifest(run).status == "finished" for run in runs)
     for run in runs:
         (reported,) = (run / "wandb").glob("offline-run-*")

@@ -126,14 +126,9 @@ SMALL = {"lagkv": {"lag": 24}, "cascading": {"protect_first": 4}}
 EVICTING = [name for name in EQUAL if name != "full"]
 
 
-@pytest.mark.slow
+@pytest.mark.parity
 @pytest.mark.parametrize(
-    ("name", "num_ranks"),
-    [
-        ("paged_eviction", OWN_PROCESS),
-        ("paged_eviction", TWO_RANKS),
-        *(pytest.param(name, TWO_RANKS, marks=pytest.mark.parity) for name in EVICTING if name != "paged_eviction"),
-    ],
+    ("name", "num_ranks"), [("paged_eviction", OWN_PROCESS), *((name, TWO_RANKS) for name in EVICTING)]
 )
 def test_other_processes_and_two_ranks_give_the_same_text(shape, requests, tmp_path, name, num_ranks):
     """A choice shared by all heads averages its scores over the ranks; the others choose per head on each rank."""

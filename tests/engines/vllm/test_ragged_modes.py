@@ -65,8 +65,10 @@ def test_where_the_data_decide_asynchronous_scheduling_is_refused(uneven, reques
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "num_ranks"),
-    [(EvictionSettings("corm", options={"window": 8, "protect_last": 24}), 1), (ADA_KV, 2)],
-    ids=["corm", "ada_kv on two ranks"],
+    [
+        pytest.param(EvictionSettings("corm", options={"window": 8, "protect_last": 24}), 1, id="corm"),
+        pytest.param(ADA_KV, 2, id="ada_kv on two ranks", marks=pytest.mark.parity),
+    ],
 )
 def test_other_processes_evict_and_give_everything_back(uneven, requests, tmp_path, settings, num_ranks):
     """What stays of a request comes back from another process; each rank splits the pages of its own heads."""

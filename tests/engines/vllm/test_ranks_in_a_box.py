@@ -12,7 +12,8 @@ from tests.tiny_llama import random_prompt, save_tiny_llama
 
 LENGTHS = (5, 100, 257, 400, 333)
 REQUESTS = [GenerationRequest(f"r{n}", random_prompt(n, seed=n), 36, ignore_eos=True) for n in LENGTHS]
-EQUAL = [EvictionSettings("h2o", 64), EvictionSettings("paged_eviction", 64)]
+PAGED = EvictionSettings("paged_eviction", 64)
+EQUAL = [EvictionSettings("h2o", 64), PAGED]
 ADA_KV = EvictionSettings("ada_kv", 128, {"window": 16})
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,10 @@ def four_heads(shape, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(four_heads, tmp_path_factory):
-    jobs = [*(Job(settings, boxed=True) for settings in (*EQUAL, ADA_KV)), Job(ADA_KV, boxed=False)]
+    jobs = [
+        *(Job(settings, boxed=True) for settings in (*EQUAL, ADA_KV)),
+        *(Job(settings, boxed=False) for settings in (PAGED, ADA_KV)),
+    ]
     return run_on_two_ranks(four_heads, jobs, REQUESTS, tmp_path_factory.mktemp("ranks"))
 
 
@@ -42,6 +46,10 @@ def assert_same(found, expected):
 def test_equal_counts_on_two_ranks_are_those_of_one_on_the_cpu_backend(four_heads, runs, settings):
     """Watched attention, each head its own choice; and one choice of all heads, from scores averaged over the ranks."""
     assert_same(runs[settings.policy, True], run_live(four_heads, settings, REQUESTS))
+
+
+def test_two_ranks_on_the_cpu_backend_answer_as_one(four_heads, runs):
+    assert_same(runs[PAGED.policy, False], run_live(four_heads, PAGED, REQUESTS))
 
 
 def test_unequal_counts_are_those_of_two_ranks_on_the_cpu_backend(runs):
