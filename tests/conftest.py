@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items):
     """Fast tests first, then the files with most slow ones, so that the last are short; skip those that need a GPU."""
     slow = {item: item.get_closest_marker("slow") is not None for item in items}
     num_slow = Counter(item.path for item in items if slow[item])
-    items.sort(key=lambda item: -num_slow[item.path] if slow[item] else -len(items))
+    items.sort(key=lambda item: (slow[item], -num_slow[item.path] * slow[item]))
     if cuda_gpus():
         return
     for item in items:

@@ -2,11 +2,9 @@
 
 import math
 import os
-import sys
 from collections.abc import Hashable, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import lru_cache
 from multiprocessing import get_context
 from types import TracebackType
 from typing import Self
@@ -92,8 +90,7 @@ class ScoringPool:
     """Processes that score samples while the caller goes on; use as a context manager.
 
     The processes are spawned, so they inherit no model and no GPU of the caller; Python imports the caller's main
-    module in each of them, so that module must not import vLLM at its top level. They stay for the next pool of this
-    process, as the runs of a sweep need one after the other.
+    module in each of them, so that module must not import vLLM at its top level. They start with the first full chunk.
     """
 
     def __init__(
@@ -115,7 +112,9 @@ class ScoringPool:
         check_edit_similarity(edit_similarity)
         self._edit_similarity = edit_similarity
         self._chunk_size = chunk_size
-        self._executor = _living_processes(num_workers or len(os.sched_getaffinity(0)))
+        self._executor = ProcessPoolExecutor(
+            num_workers or len(os.sched_getaffinity(0)), get_context("spawn"), initializer=start_worker
+        )
         self._sample_ids: set[str] = set()
         self._chunk: list[Sample] = []
         self._futures: list[Future[list[tuple[str, SampleScore]]]] = []
@@ -126,9 +125,7 @@ class ScoringPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for future in self._futures:
-            future.cancel()
-        wait(self._futures)
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
     def submit(
         self, sample_id: str, task: str, prediction: str, answers: list[str], all_classes: list[str] | None
@@ -144,6 +141,10 @@ class ScoringPool:
         self._chunk.append(Sample(sample_id, task, prediction, answers, all_classes))
         if len(self._chunk) == self._chunk_size:
             self._send_chunk()
+
+    def start(self) -> None:
+        """Start a process now, and not in the middle of what the caller times."""
+        self._executor.submit(score_samples, [], self._edit_similarity)
 
     def ready(self, timeout_s: float = 0.0) -> dict[str, SampleScore]:
         """Return the scores that are there now, or within `timeout_s`; each once. Faults are left to `results`."""
@@ -168,20 +169,3 @@ class ScoringPool:
         if self._chunk:
             self._futures.append(self._executor.submit(score_samples, self._chunk, self._edit_similarity))
             self._chunk = []
-
-
-def _living_processes(num_workers: int) -> ProcessPoolExecutor:
-    """Those of the last pool if they live, else new ones; one starts now, so that nothing timed waits for it."""
-    key = (num_workers, os.getcwd(), tuple(sys.path))
-    try:
-        _processes(*key).submit(int)
-    except BrokenExecutor:
-        _processes.cache_clear()
-        _processes(*key).submit(int)
-    return _processes(*key)
-
-
-@lru_cache(maxsize=1)
-def _processes(num_workers: int, folder: str, path: tuple[str, ...]) -> ProcessPoolExecutor:
-    """Processes that find modules as this one does, in `folder` and along `path`."""
-    return ProcessPoolExecutor(num_workers, get_context("spawn"), initializer=start_worker)

@@ -189,6 +189,7 @@ def _answer_missing(
         print(f"resuming: {len(done)} samples are done, {len(missing)} are missing", flush=True)
     num_workers = 1 if inference_device() == "cpu" else None
     with ScoringPool(config.benchmark.edit_similarity, num_workers, chunk_size=1) as pool:
+        pool.start()
         for prediction in earlier:
             if prediction.score is None:
                 submit(pool, prediction)

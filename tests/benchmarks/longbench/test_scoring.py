@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -154,21 +153,6 @@ class TestScoringPool:
                 pool.submit("same", "qasper", "b", ["b"], None)
         with pytest.raises(UserError, match="edit_similarity='exact'"):
             ScoringPool("exact")
-
-    def test_the_next_pool_has_the_same_processes_and_new_ones_where_these_died(self):
-        def process(pool):
-            return pool._executor.submit(os.getpid).result()
-
-        with ScoringPool(num_workers=1) as first:
-            scorer = process(first)
-        with ScoringPool(num_workers=1) as second:
-            assert process(second) == scorer
-            os.kill(scorer, signal.SIGKILL)
-            with pytest.raises(BrokenProcessPool):
-                second._executor.submit(time.sleep, DEADLINE_S).result()
-        with ScoringPool(num_workers=1) as third:
-            third.submit("s", "qasper", "a", ["a"], None)
-            assert third.results().keys() == {"s"}
 
     @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to see processes")
     def test_processes_end_when_the_run_is_killed(self):
