@@ -53,9 +53,10 @@ class Policy(ABC):
             once.
         layers_together: True if `score` treats its N rows alike, so that rows of several layers may come at once, which
             saves kernels; `View.layer` is a tensor then.
-        same_in_all_layers: True if positions alone decide, once for all layers. `signals` is empty, `per_head` False.
-        rewrite_phases: when `rewrite` changes what stays. Not with `scores_stay`, `same_in_all_layers` or "ragged".
-        squared_kernel: odd, so many neighbours share the greatest of a prompt's `Signal.SQUARED_ATTENTION`.
+        same_in_all_layers: True if the choice follows from the positions alone and is the same in all layers, so that
+            it is made once, and positions are kept once. Then `signals` is empty and `per_head` False.
+        rewrite_phases: phases in which `rewrite` changes what the tokens that stay hold. Not beside `scores_stay` or
+            `same_in_all_layers`, nor with "ragged".
         query_window: queries that `Signal.WINDOW_QUERIES` holds, or of the prompt that `Signal.SQUARED_ATTENTION` sums.
         modes: prefill modes in which the definition makes sense.
         reads_less: True if `read` chooses which pages of what is kept are read at each decode step.
@@ -77,7 +78,6 @@ class Policy(ABC):
     layers_together: ClassVar[bool] = False
     same_in_all_layers: ClassVar[bool] = False
     rewrite_phases: ClassVar[frozenset[Phase]] = frozenset()
-    squared_kernel: ClassVar[int] = 1
     modes: ClassVar[tuple[str, ...]] = ("after", "chunked")
     evicts: ClassVar[bool] = True
     reads_less: ClassVar[bool] = False

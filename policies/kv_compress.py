@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 
 from policies.base import Policy, Ranking, Signal, Unit, View
-from policies.options import check_kernel, check_range
+from policies.options import check_range
 from policies.shares import split_by_best_page
 
 
@@ -23,18 +23,14 @@ class KVCompress(Policy):
     stay (8 and 8 in the LongBench script of its tables). Needs squared attention, which an observer adds up beside the
     kernel: `window` query rows a prompt and one a step.
 
-    As in the fork, each of `kernel` neighbours gets the greatest of a prompt's sums, in each query head before the
-    group is added up; what decoding adds is not pooled.
-
-    The fork keeps a share or a number for the whole request; here a share is one of the prompt. Deviations: with a
-    fixed budget the fork compresses once, after the prompt; here decoding goes on evicting. It leaves a prompt's
-    partial block alone; here a prompt is cut to C exactly. No bias per head and position, which its authors read from
-    a file and leave at 0. Where the steps of vLLM's scheduler cut the window in two, each part is pooled for itself. A
-    prompt attended again after a preemption starts its sums anew.
+    The fork keeps a share or a number for the whole request; here a share is one of the prompt. Deviations: the fork
+    pools a prompt's sums over 7 neighbours (the greatest) in each query head before it adds up the group; here they
+    are not pooled. With a fixed budget the fork compresses once, after the prompt; here decoding goes on evicting. It
+    leaves a prompt's partial block alone; here a prompt is cut to C exactly. No bias per head and position, which its
+    authors read from a file and leave at 0. A prompt attended again after a preemption starts its sums anew.
 
     Attributes:
         window: queries of the prompt that count.
-        kernel: width of the pooling, odd; 1 pools nothing.
         protect_last: newest tokens that stay; at least a block does, as the newest block is no candidate.
         scope: "global", or "layer" to take equally many blocks from each layer.
     """
@@ -47,13 +43,11 @@ class KVCompress(Policy):
 
     protect_last: int = 50
     window: int = 32
-    kernel: int = 7
     scope: Literal["global", "layer"] = "global"
 
     def __post_init__(self) -> None:
         """Check this policy's own options, protect the newest block, then check the common options."""
         check_range("policy.options.window", self.window, 1)
-        check_kernel(self.kernel)
         if 0 <= self.protect_last < self.block_size:
             object.__setattr__(self, "protect_last", self.block_size)
         super().__post_init__()
@@ -62,11 +56,6 @@ class KVCompress(Policy):
     def query_window(self) -> int:
         """`window`: queries of the prompt whose squared attention is summed."""
         return self.window
-
-    @property
-    def squared_kernel(self) -> int:
-        """`kernel`."""
-        return self.kernel
 
     @property
     def decode_unit(self) -> Unit:

@@ -76,14 +76,3 @@ def check_range(option: str, value: float, low: float, high: float = math.inf, l
     if value > high:
         cause, remedy = (f" for {limit}", f", or raise {limit.partition('=')[0]}") if limit else ("", "")
         raise ValueError(f"{option}={value} is too large{cause}. Use {high} or less{remedy}.")
-
-
-def check_kernel(kernel: int) -> None:
-    """Refuse a width of pooling that has no middle.
-
-    Raises:
-        ValueError: `policy.options.kernel` is below 1 or even.
-    """
-    check_range("policy.options.kernel", kernel, 1)
-    if kernel % 2 == 0:
-        raise ValueError(f"policy.options.kernel={kernel} is even. Use {kernel - 1} or {kernel + 1}.")

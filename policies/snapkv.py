@@ -8,7 +8,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d, pad
 
 from policies.attention import PromptWindow, by_position, to_slots, window_attention
 from policies.base import View, check_choice
-from policies.options import check_kernel
+from policies.options import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,10 @@ class SnapKV(PromptWindow):
 
     def __post_init__(self) -> None:
         """Check this policy's own options, then the common ones."""
-        check_kernel(self.kernel)
+        check_range("policy.options.kernel", self.kernel, 1)
+        if self.kernel % 2 == 0:
+            odd = f"{self.kernel - 1} or {self.kernel + 1}"
+            raise ValueError(f"policy.options.kernel={self.kernel} is even. Use {odd}.")
         check_choice("policy.options.pooling", self.pooling, ("avg", "max"))
         check_choice("policy.options.group", self.group, ("mean", "max"))
         super().__post_init__()

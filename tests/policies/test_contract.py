@@ -254,7 +254,6 @@ INVALID = [
     ("pyramid_kv", {"beta": 0}, r"beta=0 is too small\. Use 1 or more"),
     ("pyramid_kv", {"prefill": "chunked"}, r"policy=pyramid_kv\. Use after"),
     ("kv_compress", {"window": 0}, r"window=0 is too small"),
-    ("kv_compress", {"kernel": 4}, r"kernel=4 is even\. Use 3 or 5"),
     ("kv_compress", {"protect_last": 161}, r"policy\.budget=160 is smaller than .*protect_last\(161\)"),
     ("kv_compress", {"scope": "head"}, r"scope=head .*global, layer"),
     ("head_classes", {"heads": [[0, 1]], "file": "a.json"}, r"heads and policy\.options\.file are both given"),

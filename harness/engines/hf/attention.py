@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch.nn.functional import max_pool1d
 from transformers import AttentionInterface, PreTrainedModel
 
 from harness.engines.hf.cache import HeadCache, ReferenceCache
@@ -97,7 +96,7 @@ def _attend_cache(
     lender = layer if cache.lenders is None else cache.lenders[layer]
     head = cache.layers[lender].heads[index]
     if cache.reader is None or not cache.reader.chooses(positions):
-        return _attend_head(head, queries, positions, scaling, cache)
+        return _attend_head(head, queries, positions, scaling, cache.first_squared)
     slots = cache.reader.slots(layer, index, head, queries[:, 0])
     return _attend_slots(head, queries, slots, scaling)
 
@@ -109,7 +108,7 @@ def _attend_slots(head: HeadCache, queries: torch.Tensor, slots: list[int], scal
 
 
 def _attend_head(
-    head: HeadCache, queries: torch.Tensor, positions: list[int], scaling: float, cache: ReferenceCache
+    head: HeadCache, queries: torch.Tensor, positions: list[int], scaling: float, first_squared: int
 ) -> torch.Tensor:
     """Attention of one group over one KV head; adds the probabilities and their squares to the head's sums.
 
@@ -118,7 +117,7 @@ def _attend_head(
         queries: float32 [G, n, D].
         positions: position of each query.
         scaling: factor of the logits.
-        cache: says whose squares count, and how those of a prompt are pooled.
+        first_squared: position of the first query whose squares count.
 
     Returns:
         float32 [G, n, D].
@@ -126,7 +125,7 @@ def _attend_head(
     keys, values = head.keys.float(), head.values.float()
     key_positions = torch.tensor(head.positions, device=keys.device)
     query_positions = torch.tensor(positions, device=keys.device)
-    outputs, squares = [], torch.zeros(len(queries), len(keys), device=keys.device)
+    outputs = []
     for block, block_positions in zip(
         queries.split(QUERY_BLOCK, dim=1), query_positions.split(QUERY_BLOCK), strict=True
     ):
@@ -134,9 +133,7 @@ def _attend_head(
         logits = (block @ keys.T * scaling).masked_fill(future, float("-inf"))
         probabilities = logits.softmax(dim=-1)
         head.attention_mass = head.attention_mass + probabilities.sum(dim=(0, 1))
-        squares += probabilities[:, block_positions >= cache.first_squared].square().sum(dim=1)
+        squares = probabilities[:, block_positions >= first_squared].square()
+        head.squared_attention = head.squared_attention + squares.sum(dim=(0, 1))
         outputs.append(probabilities @ values)
-    if len(positions) > 1:
-        squares = max_pool1d(squares, cache.squared_kernel, stride=1, padding=cache.squared_kernel // 2)
-    head.squared_attention = head.squared_attention + squares.sum(dim=0)
     return torch.cat(outputs, dim=1)

@@ -129,7 +129,6 @@ class ReferenceCache:
         num_prompt_tokens: length of the prompt.
         keep_queries: whether layers remember their queries.
         first_squared: position of the first query whose squared attention is summed.
-        squared_kernel: see `Policy`.
         num_seen: tokens attended so far, evicted ones too; the next position.
         reader: chooses what decode steps read; None where that is everything.
         lenders: for each layer the one whose keys and values it attends; None where all attend their own.
@@ -139,7 +138,6 @@ class ReferenceCache:
     num_prompt_tokens: int
     keep_queries: bool
     first_squared: int = 0
-    squared_kernel: int = 1
     num_seen: int = 0
     reader: "Reader | None" = None
     lenders: Sequence[int] | None = None

@@ -115,7 +115,6 @@ class _Request:
         self.policy = for_model(self.policy.for_prompt(self.num_prompt_tokens), shape.num_layers, shape.num_kv_heads)
         first_squared = self.num_prompt_tokens - self.policy.query_window
         self.cache = ReferenceCache.empty(shape, self.num_prompt_tokens, keep_queries, first_squared)
-        self.cache.squared_kernel = self.policy.squared_kernel
         if Signal.QUERY_MOMENTS in self.policy.signals or self.policy.cache_positions:
             self.rotary = Rotary.of(self.model, shape.head_size)
         self.cache.lenders = self.policy.lenders

@@ -54,7 +54,7 @@ class Observers:
         self.time = HostTime()
         self.sums: dict[Signal, AttentionMass | PageSums] = {}
         if Signal.SQUARED_ATTENTION in signals:
-            self.sums[Signal.SQUARED_ATTENTION] = PageSums(layout, scale, power=2, kernel=policy.squared_kernel)
+            self.sums[Signal.SQUARED_ATTENTION] = PageSums(layout, scale, power=2)
         if Signal.ATTENTION_MASS in signals:
             self.sums[Signal.ATTENTION_MASS] = (
                 AttentionMass(layout, num_rows, scale, self._prompts_only)

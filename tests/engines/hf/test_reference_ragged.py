@@ -108,12 +108,8 @@ def test_squared_attention_counts_the_window_of_the_prompt_and_every_step(model)
     for decision in trace.decisions:
         for layer, scores in enumerate(decision.scores):
             for head, row in enumerate(scores):
-                squares = attentions[layer].unflatten(0, (NUM_HEADS, -1))[head].square()
-                n = len(PROMPT)
-                seen = squares[:, n : decision.num_seen].sum(dim=(0, 1))
-                prompt = squares[:, n - 8 : n, :n].sum(dim=1)
-                pooled = [prompt[:, max(0, place - 3) : place + 4].amax(dim=1).sum() for place in range(n)]
-                seen[:n] += torch.stack(pooled)
+                group = attentions[layer].unflatten(0, (NUM_HEADS, -1))[head]
+                seen = group[:, len(PROMPT) - 8 : decision.num_seen].square().sum(dim=(0, 1))
                 torch.testing.assert_close(row, seen[decision.positions[layer][head]], atol=1e-5, rtol=1e-4)
 
 

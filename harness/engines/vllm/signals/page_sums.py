@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import max_pool1d
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from harness.engines.vllm.layout import CacheLayout
@@ -29,7 +28,6 @@ class _Group:
         block_table: int64 [N, W], only the blocks that hold resident tokens.
         places: int64 [N], where the requests are in the batch.
         width: pages of the longest head, where heads have unequally many.
-        kernel: see `sums_of_powers`.
     """
 
     num_resident: int
@@ -37,7 +35,6 @@ class _Group:
     block_table: torch.Tensor
     places: torch.Tensor
     width: int
-    kernel: int
 
 
 class PageSums:
@@ -46,17 +43,16 @@ class PageSums:
     What `AttentionMass` is to policies with equal counts, where pages are looked up and rows are padded.
     """
 
-    def __init__(self, layout: CacheLayout, scale: float, power: int, kernel: int = 1) -> None:
+    def __init__(self, layout: CacheLayout, scale: float, power: int) -> None:
         """Allocate.
 
         Args:
             layout: the caches of all layers.
             scale: softmax scale.
             power: of each query's attention, before it is summed.
-            kernel: neighbours that share the greatest sum of a prompt's queries.
         """
         grid = layout.grid
-        self._layout, self._scale, self._power, self._kernel = layout, scale, power, kernel
+        self._layout, self._scale, self._power = layout, scale, power
         self.values = PagedValues(
             grid.num_layers, grid.num_blocks, grid.num_heads, grid.block_size, torch.float32, grid.device
         )
@@ -77,18 +73,15 @@ class PageSums:
             self.values.write(batch.slot_mapping, zero)
         else:
             self.values.put(batch.pages.slots, zero)
-        members: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
+        members: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         for index, resident in enumerate(batch.num_resident):
             start, stop = batch.starts[index : index + 2]
             count = stop - start if observed is None else observed[index]
             if count:
-                kernel = self._kernel if batch.prefilling[index] else 1
-                members[count, resident, kernel].append((index, stop - count))
+                members[count, resident].append((index, stop - count))
         self._groups = [self._group(batch, *lengths, places) for lengths, places in members.items()]
 
-    def _group(
-        self, batch: StepBatch, num_queries: int, num_resident: int, kernel: int, places: list[tuple[int, int]]
-    ) -> _Group:
+    def _group(self, batch: StepBatch, num_queries: int, num_resident: int, places: list[tuple[int, int]]) -> _Group:
         """`places`: index in the batch and first observing token of each request."""
         device = batch.block_table.device
         indices, starts = async_tensor_h2d(places, device=device, dtype=torch.int64).unbind(dim=-1)
@@ -100,38 +93,32 @@ class PageSums:
             block_table=batch.block_table[:, :num_blocks].index_select(0, indices),
             places=indices,
             width=num_blocks if batch.pages is None else batch.pages.width(names),
-            kernel=kernel,
         )
 
     def observe(self, layer: int, query: torch.Tensor) -> None:
         """Add this step's attention of one layer; query [tokens, Q, D], keys are in the cache already."""
         for group in self._groups:
-            queries, how = query[group.tokens], (self._scale, self._power, group.kernel)
+            queries = query[group.tokens]
             if self._pages is not None:
                 pages, lengths = self._pages.read(layer, group.places, group.width)
                 keys = self._layout.read_keys(pages, group.width * self._block_size)
-                self.values.add(pages, sums_of_powers(queries, keys, *how, lengths))
+                self.values.add(pages, sums_of_powers(queries, keys, self._scale, lengths, self._power))
                 continue
             pages, places = (
                 grid.numbers(group.block_table, slice(layer, layer + 1))[0]
                 for grid in (self._layout.grid, self.values.grid)
             )
             keys = self._layout.read_keys(pages, group.num_resident)
-            self.values.add(places, sums_of_powers(queries, keys, *how))
+            self.values.add(places, sums_of_powers(queries, keys, self._scale, power=self._power))
 
     def end_step(self) -> None:
         """Nothing was put off."""
 
 
 def sums_of_powers(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    scale: float,
-    power: int = 1,
-    kernel: int = 1,
-    lengths: torch.Tensor | None = None,
+    queries: torch.Tensor, keys: torch.Tensor, scale: float, lengths: torch.Tensor | None = None, power: int = 1
 ) -> torch.Tensor:
-    """Softmax attention, to some power, summed over the queries, then over the query heads of each KV head.
+    """Softmax attention summed over the queries and over the query heads of each KV head.
 
     The queries are the newest tokens: query i of n sees all keys but the n - 1 - i last. Computed in chunks of queries,
     so that memory stays O(chunk x T).
@@ -140,9 +127,8 @@ def sums_of_powers(
         queries: [N, n, Q, D].
         keys: [N, H, T, D], the new tokens last.
         scale: softmax scale.
-        power: of each query's attention, before it is summed.
-        kernel: odd; so many neighbours get the greatest of their sums, in each query head.
         lengths: int64 [N, H], keys of each head, the others are padding; None for T.
+        power: of each query's attention, before it is summed.
 
     Returns:
         float32 [N, H, T], 0 in padding.
@@ -154,7 +140,7 @@ def sums_of_powers(
     grouped = queries.view(num_rows, num_new, num_heads, group, head_size).permute(0, 2, 3, 1, 4)
     slots = torch.arange(num_keys, device=keys.device)
     behind = num_keys if lengths is None else lengths[:, :, None, None, None]
-    sums = torch.zeros(num_rows, num_heads, group, num_keys, device=keys.device)
+    sums = torch.zeros(num_rows, num_heads, num_keys, device=keys.device)
     size = max(1, min(QUERY_CHUNK, MAX_LOGITS // (num_rows * num_query_heads * num_keys)))
     for start in range(0, num_new, size):
         chunk = grouped[:, :, :, start : start + size]
@@ -163,9 +149,5 @@ def sums_of_powers(
         logits = products(chunk.reshape(num_rows, num_heads, -1, head_size), keys, scale).unflatten(2, (group, count))
         logits.masked_fill_(slots > places, float("-inf"))
         attention = logits.softmax(dim=-1)
-        sums += (attention if power == 1 else attention**power).sum(dim=3)
-    if kernel > 1:
-        sums = max_pool1d(sums.flatten(0, 1), kernel, stride=1, padding=kernel // 2).unflatten(0, (num_rows, num_heads))
-        if lengths is not None:
-            sums = sums.masked_fill(slots >= lengths[:, :, None, None], 0)
-    return sums.sum(dim=2)
+        sums += (attention if power == 1 else attention**power).sum(dim=(2, 3))
+    return sums
