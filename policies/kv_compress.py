@@ -25,9 +25,10 @@ class KVCompress(Policy):
 
     The fork keeps a share or a number for the whole request; here a share is one of the prompt. Deviations: the fork
     pools a prompt's sums over 7 neighbours (the greatest) in each query head before it adds up the group; here they
-    are not pooled. With a fixed budget the fork compresses once, after the prompt; here decoding goes on evicting. It
-    leaves a prompt's partial block alone; here a prompt is cut to C exactly. No bias per head and position, which its
-    authors read from a file and leave at 0. A prompt attended again after a preemption starts its sums anew.
+    are not, as vLLM's steps may cut the window, and maxima of part sums would depend on who else is in the batch. With
+    a fixed budget the fork compresses once, after the prompt; here decoding goes on evicting. It leaves a prompt's
+    partial block alone; here a prompt is cut to C exactly. No bias per head and position, which its authors read from
+    a file and leave at 0. A prompt attended again after a preemption starts its sums anew.
 
     Attributes:
         window: queries of the prompt that count.
