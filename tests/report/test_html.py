@@ -74,6 +74,7 @@ def column(driver, table_css, number):
         "return [...document.querySelector(arguments[0]).tBodies[0].rows]"
         ".filter(r => !r.hidden).map(r => r.cells[arguments[1]].textContent)"
     )
+    wait_for(driver, table_css)
     return driver.execute_script(script, table_css, number)
 
 
