@@ -1,7 +1,6 @@
 """Task scores, and a pool of processes that scores samples while others are still being generated."""
 
 import math
-import os
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from harness.benchmarks.sample_score import SampleScore
 from harness.benchmarks.scoring_worker import Sample, score_samples, start_worker
 from harness.benchmarks.tasks import get_task
 from harness.errors import UserError
+from harness.hardware import num_cores
 from harness.statistics.stats import bootstrap_means, interval
 
 CHUNK_SIZE = 32
@@ -113,7 +113,7 @@ class ScoringPool:
         self._edit_similarity = edit_similarity
         self._chunk_size = chunk_size
         self._executor = ProcessPoolExecutor(
-            num_workers or len(os.sched_getaffinity(0)), get_context("spawn"), initializer=start_worker
+            num_workers or num_cores(), get_context("spawn"), initializer=start_worker
         )
         self._sample_ids: set[str] = set()
         self._chunk: list[Sample] = []
