@@ -53,9 +53,24 @@ def open_page(path: Path, width: int = 1280, height: int = 900) -> Iterator["Chr
             for log in LOGS:
                 driver.get_log(log)
             driver.get(path.as_uri())
+            wait_until_loaded(driver)
             yield driver
         finally:
             driver.quit()
+
+
+def reload_page(driver: "Chrome") -> None:
+    """The same page anew, its scripts run: ``refresh`` alone may return while the new document is still being read."""
+    driver.execute_script("window.isOld = true")
+    driver.refresh()
+    wait_until_loaded(driver)
+
+
+def wait_until_loaded(driver: "Chrome") -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    script = "return window.isOld === undefined && document.readyState === 'complete'"
+    WebDriverWait(driver, 30).until(lambda browser: browser.execute_script(script))
 
 
 def requested(driver: "Chrome") -> list[str]:

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from harness.report.__main__ import main
-from tests.report.browser import is_local, missing_parts, open_page, requested
+from tests.report.browser import is_local, missing_parts, open_page, reload_page, requested
 from tests.report.synthetic import NUM_LAYERS, bench_rows, write_bench, write_run
 
 needs_browser = pytest.mark.skipif(bool(missing_parts()), reason=f"needs {', '.join(missing_parts())}")
@@ -53,7 +53,7 @@ def driver(page):
 def reloaded(request):
     """Every test of the browser starts from a fresh page."""
     if "driver" in request.fixturenames:
-        request.getfixturevalue("driver").refresh()
+        reload_page(request.getfixturevalue("driver"))
 
 
 def find(driver, css):
@@ -74,7 +74,6 @@ def column(driver, table_css, number):
         "return [...document.querySelector(arguments[0]).tBodies[0].rows]"
         ".filter(r => !r.hidden).map(r => r.cells[arguments[1]].textContent)"
     )
-    wait_for(driver, table_css)
     return driver.execute_script(script, table_css, number)
 
 
