@@ -16,7 +16,8 @@ UV := $(shell command -v uv || echo $(BIN)/uv)
 CPU_TORCH := $(if $(PIP_FIND_LINKS),$(foreach place,$(PIP_FIND_LINKS),--find-links $(place)),--torch-backend cpu)
 # kvpress goes in without its requirements, which are older than vLLM's; the two that it imports are an extra
 KVPRESS := kvpress==0.5.5
-OPTIONS_cpu := $(CPU_TORCH) --override .ci/cpu-overrides.txt
+OVERRIDES := .ci/overrides.txt $(if $(filter cpu,$(EXTRA)),.ci/cpu-overrides.txt)
+OPTIONS := $(if $(filter cpu,$(EXTRA)),$(CPU_TORCH)) $(foreach file,$(OVERRIDES),--override $(file))
 
 .PHONY: help setup run test parity report figures bench gpu-check setup-kvpress peer-check soak lint
 help: ## this list
@@ -25,14 +26,14 @@ help: ## this list
 
 setup: $(STAMP) ## .venv with everything, and the embedded model; quick the second time
 
-$(STAMP): pyproject.toml .ci/cpu-overrides.txt
+$(STAMP): pyproject.toml $(OVERRIDES)
 	@"$(PYTHON)" -c "$(IS_NEW_ENOUGH)" 2>/dev/null || { \
 		echo "error: Python 3.11 or newer was not found. Install it, or name it: make setup PYTHON=PATH" >&2; exit 1; }
 	@[[ "$(EXTRA)" == cpu || "$(EXTRA)" == gpu ]] || { echo "error: EXTRA=$(EXTRA) is unknown. Use cpu or gpu." >&2; exit 1; }
 	@for other in $(filter-out $(STAMP),$(wildcard $(VENV)/.setup-*)); do echo "removing $(VENV) of $$other"; rm -rf $(VENV); done
 	@[[ -x $(BIN)/python ]] || if command -v uv >/dev/null; then uv venv --python "$(PYTHON)" $(VENV); else "$(PYTHON)" -m venv $(VENV); fi
 	@[[ -x "$(UV)" ]] || $(BIN)/python -m pip install --quiet uv
-	"$(UV)" pip install --compile-bytecode --python $(BIN)/python $(OPTIONS_$(EXTRA)) -e ".[$(EXTRA),kvpress,dev]"
+	"$(UV)" pip install --compile-bytecode --python $(BIN)/python $(OPTIONS) -e ".[$(EXTRA),kvpress,dev]"
 	"$(UV)" pip install --compile-bytecode --python $(BIN)/python --no-deps $(KVPRESS)
 	$(BIN)/python -m harness.models
 	@touch $@

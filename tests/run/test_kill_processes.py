@@ -51,23 +51,35 @@ def begin(tmp_path):
         process.communicate()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["the one that watches", "the one that works"])
-def test_whoever_is_killed_nothing_is_left_running_and_the_same_command_goes_on(byte_model, tmp_path, begin, victim):
+@pytest.fixture
+def scripted(byte_model, tmp_path) -> list[str]:
+    """A run of six samples."""
     tasks = ["benchmark.tasks=[qasper,trec,lcc]", "benchmark.limit=2"]
-    command = command_line(byte_model, tmp_path / "runs", "engine.name=tests.scripted_engine:ScriptedEngine", *tasks)
-    parent, below = begin(command, SCRIPTED_DELAY_S="0.5")
-    (parent if victim == "the one that watches" else below[0]).kill()
+    return command_line(byte_model, tmp_path / "runs", "engine.name=tests.scripted_engine:ScriptedEngine", *tasks)
+
+
+@pytest.mark.slow
+def test_where_the_one_that_watches_is_killed_nothing_is_left_running_and_the_same_command_goes_on(
+    scripted, tmp_path, begin
+):
+    parent, below = begin(scripted, SCRIPTED_DELAY_S="0.5")
+    parent.kill()
+    parent.communicate(timeout=GENEROUS_S)
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+    assert 1 <= len(by_id(only_folder(tmp_path / "runs"))) < 6
+    subprocess.run(scripted, cwd=ROOT, check=True, capture_output=True, timeout=GENEROUS_S)
+    assert len(by_id(only_folder(tmp_path / "runs"))) == 6
+
+
+@pytest.mark.slow
+def test_where_the_one_that_works_is_killed_the_other_says_so_and_how_to_go_on(scripted, tmp_path, begin):
+    parent, below = begin(scripted, SCRIPTED_DELAY_S="0.5")
+    below[0].kill()
     _, errors = parent.communicate(timeout=GENEROUS_S)
     assert psutil.wait_procs(below, timeout=10)[1] == []
-    if victim == "the one that works":
-        assert parent.returncode == 1
-        assert errors.startswith(
-            "error: the run was killed by SIGKILL (out of memory?). Finished samples are kept; to go"
-        )
+    assert parent.returncode == 1
+    assert errors.startswith("error: the run was killed by SIGKILL (out of memory?). Finished samples are kept; to go")
     assert 1 <= len(by_id(only_folder(tmp_path / "runs"))) < 6
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=GENEROUS_S)
-    assert len(by_id(only_folder(tmp_path / "runs"))) == 6
 
 
 @pytest.fixture(scope="module")

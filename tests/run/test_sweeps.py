@@ -75,28 +75,30 @@ SAME_AS_FIRST = ("skipped", "the same run as job 0")
 
 @pytest.mark.slow
 def test_jobs_fail_apart_run_once_and_are_skipped_when_finished(sweep, place):
-    first = sweep(*POLICIES, "tracker=wandb_offline", SCRIPTED_KILLED_BUDGET="256")
+    first = sweep(*POLICIES, "tracker=wandb_offline", SCRIPTED_KILLED_BUDGET="256", SCRIPTED_NEVER_EVICT="128")
     assert first.returncode == 1
-    killed = ("failed", "the run was killed by SIGKILL")
-    ok = ("ok", "")
-    assert latest_outcomes(place) == [ok, SAME_AS_FIRST, ok, killed]
-    assert "4 jobs: 2 ok, 1 skipped, 1 failed. Sweep folder" in first.stdout
+    ok, killed = ("ok", ""), ("failed", "the run was killed by SIGKILL")
+    *others, idle, last = latest_outcomes(place)
+    assert (others, last) == ([ok, SAME_AS_FIRST], killed)
+    assert idle[0] == "failed"
+    assert idle[1].startswith("policy=paged_eviction with policy.budget=128 evicted nothing")
+    assert f"error: {idle[1]}" in first.stderr
+    assert "4 jobs: 1 ok, 1 skipped, 2 failed. Sweep folder" in first.stdout
     to_go_on = first.stdout.split("to go on, the same sweep again, or:\n")[1].splitlines()
     assert [re.search(r"policy=\S+ policy.budget=\d+", line)[0] for line in to_go_on] == [
+        "policy=paged_eviction policy.budget=128",
         "policy=paged_eviction policy.budget=256",
     ]
     assert "Traceback" not in first.stderr
 
-    second = sweep(*POLICIES, "tracker=wandb_offline")
-    assert second.returncode == 0
-    before = ("skipped", "finished before")
-    assert latest_outcomes(place) == [before, SAME_AS_FIRST, before, ok]
+    second = sweep(*POLICIES)
+    assert second.returncode == 1
+    assert latest_outcomes(place) == [("skipped", "finished before"), SAME_AS_FIRST, idle, ok]
+    assert idle[1].endswith("run it again with overwrite=true.")
     runs = list((place / "runs").iterdir())
-    assert len(runs) == 3
-    assert all(read_manifest(run).status == "finished" for run in runs)
-    for run in runs:
-        (reported,) = (run / "wandb").glob("offline-run-*")
-        assert reported.name.endswith(run.name)
+    assert sorted(read_manifest(run).status for run in runs) == ["failed", "finished", "finished"]
+    (reported,) = (path for run in runs for path in (run / "wandb").glob("offline-run-*"))
+    assert reported.name.endswith(reported.parents[1].name), "of the one that finished with a tracker"
 
 
 @pytest.mark.slow

@@ -123,6 +123,7 @@ def test_a_client_that_disconnects_leaves_no_block_behind(paged):
     pytest.fail("blocks of an aborted request were not given back")
 
 
+@pytest.mark.parity
 def test_vllms_own_load_test_runs_against_it(paged, model, tmp_path):
     """As harness/engines/vllm/README.md says, on few and short requests."""
     command = [
@@ -158,7 +159,7 @@ def end_under_load(server, kill, num_tokens):
 
 
 def test_a_server_that_is_told_to_end_finishes_what_it_has_begun(paged):
-    outcomes, seconds = end_under_load(paged, lambda: paged.process.send_signal(signal.SIGTERM), 120)
+    outcomes, seconds = end_under_load(paged, lambda: paged.process.send_signal(signal.SIGTERM), 60)
     assert [error for *_, error in outcomes] == [None] * 12
     assert seconds < DRAIN
     assert paged.process.wait(timeout=120) is not None

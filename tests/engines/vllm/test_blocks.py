@@ -50,7 +50,7 @@ arrivals = st.lists(
 )  # step of arrival, prompt tokens, new tokens
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrivals=arrivals)
 def test_blocks_equal_the_plan_after_each_step_and_all_return(engine, arrivals):
     llm, scheduler, runner = engine.llm_engine, scheduler_of(engine.llm_engine), runner_of(engine.llm_engine)
