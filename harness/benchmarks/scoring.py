@@ -112,9 +112,7 @@ class ScoringPool:
         check_edit_similarity(edit_similarity)
         self._edit_similarity = edit_similarity
         self._chunk_size = chunk_size
-        self._executor = ProcessPoolExecutor(
-            num_workers or num_cores(), get_context("spawn"), initializer=start_worker
-        )
+        self._executor = ProcessPoolExecutor(num_workers or num_cores(), get_context("spawn"), initializer=start_worker)
         self._sample_ids: set[str] = set()
         self._chunk: list[Sample] = []
         self._futures: list[Future[list[tuple[str, SampleScore]]]] = []
