@@ -15,7 +15,7 @@ prepare_environment(in_process=True)  # before any test imports torch, whose thr
 def pytest_collection_modifyitems(items):
     """Fast tests first, then the files with most slow ones, so that the last are short; skip those that need a GPU."""
     slow = {item: item.get_closest_marker("slow") is not None for item in items}
-    num_slow = Counter(item.path for item in items if slow[item])
+    num_slow = Counter(path for path, _ in {(item.path, item.function) for item in items if slow[item]})
     items.sort(key=lambda item: (slow[item], -num_slow[item.path] * slow[item]))
     if cuda_gpus():
         return
