@@ -14,6 +14,7 @@ SCORE_BITS = 18
 LEVEL_BITS = 8 + SCORE_BITS  # sign, exponent and SCORE_BITS - 1 bits of the fraction
 DROPPED_BITS = 32 - LEVEL_BITS
 POSITION_BITS = 31
+BEHIND_ALL = 1 << 30  # more than any position
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,7 @@ class Candidates:
 
     Attributes:
         scores: float32 [..., I].
-        positions: int32 or int64 [..., I], different ones in a row.
+        positions: int32 or int64 [..., I], different ones in a row, below `BEHIND_ALL`.
         protected: bool [..., I]; None where nothing is.
         some_free: no row is all protected, which is known beforehand.
     """
@@ -62,8 +63,7 @@ class Candidates:
         stays = scores > scores.amin(dim=-1, keepdim=True)
         if self.protected is not None:
             stays = stays.logical_or_(self.protected)  # beside others that are as large
-        latest = torch.iinfo(self.positions.dtype).max
-        return self.positions.masked_fill(stays, latest).argmin(dim=-1, keepdim=True)
+        return torch.add(self.positions, stays, alpha=BEHIND_ALL).argmin(dim=-1, keepdim=True)
 
 
 def reduce_heads(policy: Policy, scores: torch.Tensor) -> torch.Tensor:
