@@ -10,8 +10,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.config import ModelConfig
 from harness.hub import commit_of
@@ -45,6 +46,15 @@ def hub_identity(model: ModelConfig) -> dict[str, str]:
     """The commit of a model on the hub; empty if neither the hub nor the cache knows it."""
     commit = commit_of(str(model.path), model.revision)
     return {} if commit is None else {"repository": str(model.path), "commit": commit}
+
+
+def option_digests(options: Mapping[str, Any]) -> dict[str, str]:
+    """Digest by option of the files that a policy's options name: they count by what they hold."""
+    return {
+        f"policy.options.{option}": hashlib.sha256(Path(value).read_bytes()).hexdigest()
+        for option, value in options.items()
+        if isinstance(value, str) and Path(value).is_file()
+    }
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -54,7 +54,9 @@ def entry_point() -> None:
         with composition_errors_named(BenchConfig):
             main()
     except KeyboardInterrupt:
-        print("\ninterrupted; finished repeats are kept in bench.json", file=sys.stderr)
+        print(
+            "\ninterrupted; finished repeats are kept; to go on: the same command with overwrite=false", file=sys.stderr
+        )
         sys.exit(EXIT_INTERRUPTED)
     if _failed_commands:
         if len(_failed_commands) > 1:

@@ -141,6 +141,11 @@ class Plan:
     output_tokens: Lengths
     variants: list[Variant]
 
+    @property
+    def num_runs(self) -> int:
+        """Of all variants and repeats."""
+        return len(self.variants) * self.config.repeats
+
 
 def register_schema() -> None:
     """Make the schema known to Hydra as `bench_schema`."""

@@ -4,7 +4,7 @@ whose speed drifts.
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from harness.bench.config import Plan, Variant
 from harness.bench.load import warmup_load
@@ -13,6 +13,8 @@ from harness.bench.records import Repeat
 from harness.bench.servers import Builder, Server
 from harness.engines.vllm.traffic import TimedRequest
 from harness.errors import UserError
+
+QUIET_S = 1.5  # vLLM's workers look for work without a pause for a second after their last
 
 
 class Ready:
@@ -39,29 +41,43 @@ class Ready:
         self.server.close()
 
 
-def run_interleaved(plan: Plan, load: Sequence[TimedRequest], build: Builder) -> Iterator[Repeat]:
+def run_interleaved(
+    plan: Plan, load: Sequence[TimedRequest], build: Builder, done: Collection[tuple[str, int]] = ()
+) -> Iterator[Repeat]:
     """Measure every variant `repeats` times in turn; every other round goes backwards, against a steady drift.
+
+    Args:
+        plan: the load test.
+        load: what every engine is asked.
+        build: starts the engine of a variant.
+        done: label and number of the repeats that were measured before.
 
     Raises:
         UserError: an engine does not start, or a policy that had to evict did not.
     """
     start = time.perf_counter()
     warmup = warmup_load(plan, load)
+    left = [(variant, number) for variant, number in _in_turn(plan) if (variant.label, number) not in done]
     with contextlib.ExitStack() as stack:
-        kept: list[Ready] = []
-        if plan.config.side_by_side:
+        kept: dict[str, Ready] = {}
+        if plan.config.side_by_side and left:
             for variant in plan.variants:
-                kept.append(Ready(variant, build, warmup))
-                stack.callback(kept[-1].close)
-        for number in range(plan.config.repeats):
-            order = range(len(plan.variants))
-            for index in reversed(order) if number % 2 else order:
+                kept[variant.label] = Ready(variant, build, warmup)
+                stack.callback(kept[variant.label].close)
+        for variant, number in left:
+            if kept:
+                time.sleep(QUIET_S)
+                yield measure(kept[variant.label], number, load, time.perf_counter() - start)
+            else:
                 began_s = time.perf_counter() - start
-                if kept:
-                    yield measure(kept[index], number, load, began_s)
-                else:
-                    with contextlib.closing(Ready(plan.variants[index], build, warmup)) as ready:
-                        yield measure(ready, number, load, began_s)
+                with contextlib.closing(Ready(variant, build, warmup)) as ready:
+                    yield measure(ready, number, load, began_s)
+
+
+def _in_turn(plan: Plan) -> Iterator[tuple[Variant, int]]:
+    for number in range(plan.config.repeats):
+        for variant in reversed(plan.variants) if number % 2 else plan.variants:
+            yield variant, number
 
 
 def measure(ready: Ready, number: int, load: Sequence[TimedRequest], began_s: float) -> Repeat:

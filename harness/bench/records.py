@@ -18,7 +18,7 @@ class Repeat:
 
     Attributes:
         number: counts from 0.
-        began_s: seconds since the load test began.
+        began_s: seconds since its session began.
         engine_start_s, warmup_s: what the engine took to be ready, not part of the timing.
         before, after: the engine's counts around it; None for stock vLLM.
         usage: its engine steps.

@@ -1,6 +1,5 @@
 """Which run a configuration asks for: its rows, its model and its code, and with them its name."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from harness.budget import budget_text
 from harness.config import HarnessConfig, ModelConfig, as_plain
 from harness.engines.choose import check_policy, prepare_engine
 from harness.errors import UserError
+from harness.model_identity import option_digests
 from harness.models import device_problems, identify_model, model_source
 from harness.store.manifest import Manifest, new_manifest
 from harness.store.result_code import ResultCode, result_code
@@ -74,18 +74,9 @@ def plan_run(config: HarnessConfig, command: str) -> PlannedRun:
             found.of(lambda: check_policy(config))
             raise UserError(found.text)
     code = result_code([config.policy.name], config.engine.name)
-    model |= _files_of_policy(config)
+    model |= option_digests(config.policy.options)
     run_id = make_run_id(as_plain(config), benchmark.content_hash, code, model)
     return PlannedRun(config, command, benchmark, code, model, run_id)
-
-
-def _files_of_policy(config: HarnessConfig) -> dict[str, str]:
-    """Digest by option of the files that the policy's options name: they count by what they hold."""
-    return {
-        f"policy.options.{option}": hashlib.sha256(Path(value).read_bytes()).hexdigest()
-        for option, value in config.policy.options.items()
-        if isinstance(value, str) and Path(value).is_file()
-    }
 
 
 class Findings:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from harness.engines.contract import BlockUsageSample
@@ -22,3 +22,11 @@ def append_block_usage(folder: Path, session: int, usage: Iterable[BlockUsageSam
     writer.writerows((session, step.t_s, step.blocks, step.running, step.prefilling) for step in usage)
     earlier = path.read_text(encoding="utf-8") if path.exists() else ""
     write_atomically(path, earlier + rows.getvalue())
+
+
+def keep_sessions(folder: Path, sessions: Collection[int]) -> None:
+    """Remove the steps of all other sessions."""
+    path = folder / FILE_NAME
+    if path.exists():
+        header, *rows = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        write_atomically(path, "".join([header, *(row for row in rows if int(row.split(",", 1)[0]) in sessions)]))

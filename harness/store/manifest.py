@@ -140,13 +140,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_json(folder / FILE_NAME, asdict(manifest))
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read the run's manifest.
+def read_manifest(folder: Path, name: str = FILE_NAME) -> Manifest:
+    """Read the manifest of a run, or what lies under another name.
 
     Raises:
         UserError: it was written by another version of the harness, or is no manifest.
     """
-    path = folder / FILE_NAME
+    path = folder / name
     advice = "Move the folder away or use overwrite=true."
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))

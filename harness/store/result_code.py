@@ -69,6 +69,11 @@ def result_code(policies: Iterable[str], engine: str) -> ResultCode:
     return ResultCode(_sha256(sorted(shared.items())), own)
 
 
+def source_digest(package: Path) -> str:
+    """Digest of all modules in a folder, counted as `result_code` counts them."""
+    return _sha256([[path.name, _read(path.stem, path)[0]] for path in sorted(package.glob("*.py"))])
+
+
 def policy_classes() -> dict[str, str]:
     """Name -> "module:Class" of every policy: `policies.available_policies` without its import of torch."""
     registry = ast.parse(_locate(REGISTRY).read_bytes())

@@ -180,7 +180,7 @@ def _readable(folder: Path) -> Manifest | None:
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
     """What decides the results of a run beside its code, by dotted name."""
-    return _flat(_relevant(manifest.config)) | {"data.content_sha256": manifest.data.get("content_sha256")}
+    return flat(_relevant(manifest.config)) | {"data.content_sha256": manifest.data.get("content_sha256")}
 
 
 def _identity(manifest: Manifest) -> dict[str, Any]:
@@ -191,11 +191,12 @@ def _identity(manifest: Manifest) -> dict[str, Any]:
         "own_code": manifest.own_code,
         "model_files": manifest.model,
     }
-    return _settings(manifest) | _flat(rest)
+    return _settings(manifest) | flat(rest)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, by dotted name."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

@@ -1,6 +1,7 @@
 """A load test from plan to files on real engines with a tiny model, one engine at a time in this process."""
 
 import json
+import shutil
 
 import pytest
 
@@ -93,12 +94,75 @@ def test_the_folder_says_what_was_measured(result):
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"full-b32", "paged_eviction-64-b32"}
 
 
-def test_a_load_test_is_not_overwritten_unasked(result, overrides):
+def test_a_finished_load_test_is_shown_and_not_measured_anew(result, overrides, capsys):
     folder, _ = result
     before = (folder / "bench.json").read_text()
-    with pytest.raises(UserError, match=r"holds a load test already. Use overwrite=true"):
-        run(composed_plan(*overrides), "a test")
+    assert run(composed_plan(*overrides), "a test") == folder
+    printed = capsys.readouterr().out
+    assert "was finished before; overwrite=true measures it anew" in printed
+    assert "output tok/s" in printed
     assert (folder / "bench.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ["load.num_requests=5"],
+            r"another load test already: load.num_requests is 6 there and 5 here",
+        ),
+        (
+            ["variants.options={paged_eviction: {protect_first: 32}}"],
+            r"policy.options.protect_first is None there and 32",
+        ),
+    ],
+)
+def test_another_load_test_of_the_same_name_is_refused(result, overrides, change, message):
+    folder, _ = result
+    before = (folder / "bench.json").read_text()
+    with pytest.raises(UserError, match=message):
+        run(composed_plan(*overrides, *change), "a test")
+    assert (folder / "bench.json").read_text() == before
+
+
+@pytest.fixture
+def cut(result, tmp_path):
+    """The folder as a kill in the fourth run leaves it, whose steps were written and whose row was not."""
+    folder = tmp_path / result[0].name
+    shutil.copytree(result[0], folder)
+    rows, manifest = json.loads((folder / "bench.json").read_text()), json.loads((folder / MANIFEST).read_text())
+    (folder / "bench.json").write_text(json.dumps(rows[:3]))
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"status": "started"}))
+    return folder, rows
+
+
+def test_one_that_was_killed_goes_on(cut, overrides):
+    folder, rows = cut
+    run(composed_plan(*overrides, f"results_dir={folder.parent}"), "the second")
+    found, manifest = json.loads((folder / "bench.json").read_text()), json.loads((folder / MANIFEST).read_text())
+    assert found[:3] == rows[:3]
+    assert [(row["label"], row["repeat"]) for row in found[3:]] == [(rows[3]["label"], 1)]
+    assert (manifest["status"], manifest["command"]) == ("finished", "the second")
+    assert [session["status"] for session in manifest["sessions"]] == ["finished", "finished"]
+    usage = (folder / rows[3]["label"] / "block_usage.csv").read_text().splitlines()[1:]
+    assert sum(line.startswith("1,") for line in usage) == sum(line.startswith("0,") for line in usage)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("hardware", {"cpu": "another"}, r"cpu is another there"),
+        ("versions", {"torch": "2.0"}, r"torch is 2.0 there"),
+        ("own_code", {"harness.bench": "0"}, r"the code is another"),
+        ("model", {"config.json": "0"}, r"model_files.config.json is 0 there"),
+    ],
+)
+def test_one_of_other_circumstances_does_not_go_on(cut, overrides, field, value, message):
+    folder, _ = cut
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {field: manifest[field] | value}))
+    with pytest.raises(UserError, match=message):
+        run(composed_plan(*overrides, f"results_dir={folder.parent}"), "the second")
 
 
 def test_a_poisson_load_lets_requests_wait_for_their_arrival(overrides):

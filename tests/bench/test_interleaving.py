@@ -1,20 +1,24 @@
 """Variants work in turn, ratios are taken repeat by repeat, and what is written is what the report reads."""
 
+import contextlib
 import json
 from dataclasses import fields
-from itertools import count
+from itertools import count, islice
+from itertools import repeat as repeat_forever
 
 import pytest
 
 from harness.bench.config import STOCK
 from harness.bench.interleaving import run_interleaved
 from harness.bench.load import make_load
+from harness.bench.resume import rows_that_stay
 from harness.bench.run import carry_out
 from harness.bench.summary import paired_ratios, summarise
 from harness.errors import UserError
 from harness.report.reading.load_tests import BenchRow, read_bench
 from tests.bench.scripted_server import SMALL, VOCABULARY, ScriptedServer, composed_plan
 
+CLOCKS = ("began_s", "engine_start_s", "warmup_s")
 STEP_S = {"full": 0.02, STOCK: 0.019, "paged_eviction": 0.01}
 
 
@@ -24,6 +28,7 @@ def scripted_builder(log, days=None, evicts=True):
 
 
 def carry(tmp_path, *overrides, **script):
+    tmp_path.mkdir(exist_ok=True)
     plan = composed_plan(*SMALL, *overrides)
     carry_out(plan, make_load(plan, VOCABULARY), scripted_builder([], **script), tmp_path)
     return json.loads((tmp_path / "bench.json").read_text())
@@ -48,6 +53,43 @@ def test_one_after_the_other_never_two_engines_at_once():
         assert alive <= 1
     assert sum(line.startswith("start") for line in log) == 6
     assert alive == 0
+
+
+@pytest.mark.parametrize("num_measured", range(7))
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_what_was_measured_stays_and_only_the_rest_is_measured(tmp_path, side_by_side, num_measured):
+    """Killed in each of the six runs, and after the last; two of them make a round."""
+    plan, log = composed_plan(*SMALL, f"side_by_side={side_by_side}"), []
+    load, cut = make_load(plan, VOCABULARY), tmp_path / "cut"
+    cut.mkdir()
+    whole = carry(tmp_path / "whole", f"side_by_side={side_by_side}")
+    with pytest.raises(RuntimeError) if num_measured < 6 else contextlib.nullcontext():
+        carry_out(plan, load, scripted_builder([], days=islice(repeat_forever(1.0), num_measured)), cut)
+    stay = rows_that_stay(cut, plan)
+    assert len(stay) == (num_measured // 2 * 2 if side_by_side else num_measured)
+    carry_out(plan, load, scripted_builder(log), cut, stay)
+    left = 6 - len(stay)
+    assert sum(line.startswith("4 requests") for line in log) == left
+    assert sum(line.startswith("start") for line in log) == (2 * (left > 0) if side_by_side else left)
+    assert without_clocks(json.loads((cut / "bench.json").read_text())) == without_clocks(whole)
+    assert (cut / "bench.csv").read_text().count("\n") == 7
+    for label in ("full-b32", "paged_eviction-64-b32"):
+        usage = [(place / label / "block_usage.csv").read_text() for place in (cut, tmp_path / "whole")]
+        assert usage[0] == usage[1]
+
+
+def without_clocks(rows):
+    return [{name: value for name, value in row.items() if name not in CLOCKS} for row in rows]
+
+
+def test_a_row_that_was_not_written_takes_its_steps_along(tmp_path):
+    """As a kill between the two leaves it."""
+    plan = composed_plan(*SMALL, "side_by_side=false")
+    rows = carry(tmp_path, "side_by_side=false")
+    (tmp_path / "bench.json").write_text(json.dumps(rows[:5]))
+    assert rows_that_stay(tmp_path, plan) == rows[:5]
+    usage = (tmp_path / rows[5]["label"] / "block_usage.csv").read_text().splitlines()
+    assert {line.split(",")[0] for line in usage[1:]} == {"0", "1"}
 
 
 def test_engines_are_closed_after_an_error():

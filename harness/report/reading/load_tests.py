@@ -152,12 +152,12 @@ def _read_test(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         config = manifest["config"]
+        num_sessions = len(manifest.get("sessions", []))
+        state = manifest["status"] if num_sessions < 2 else f"{manifest['status']} in {num_sessions} sessions"
         return {
             "load_test": manifest["run_id"],
             "request_rate": config["load"]["request_rate"],
-            "conditions": ", ".join(
-                [*_words(config), f"code {manifest['code_sha256'][:SHORT_DIGEST]}", manifest["status"]]
-            ),
+            "conditions": ", ".join([*_words(config), f"code {manifest['code_sha256'][:SHORT_DIGEST]}", state]),
         }
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
