@@ -58,7 +58,7 @@ run: setup ## the main job on the embedded model: paged eviction on longbench_mi
 test: setup ## all tests, the fast ones first, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs --durations=10
 
-parity: setup ## long comparison with published scores
+parity: setup ## the long tests: published scores, every policy in every mode
 	$(BIN)/python -m pytest -m parity -rs --durations=5
 
 report: setup ## tables, figures and one HTML page from run folders, into results/report

@@ -99,6 +99,7 @@ class EngineConfig:
         num_kv_blocks: size of the KV pool in blocks; None to let `kv_cache_gib` decide.
         kv_cache_gib: size of the KV pool; None on a GPU means what vLLM finds free.
         enforce_eager: no compilation and no CUDA graphs; None is replaced by True on CPU and False on a GPU.
+        async_scheduling: schedule a step while the one before runs (on a GPU); None for where the policy allows it.
         reserve: admit a request only if the pool holds the peak of every admitted one, so that none is preempted.
         in_process: run the engine in this process, not in one of its own; None is replaced by True on CPU, where it
             starts quicker, and False on GPU, where its memory is surely free again after it.
@@ -114,7 +115,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     kv_cache_gib: float | None = None
     enforce_eager: bool | None = None
-    async_scheduling: bool = True
+    async_scheduling: bool | None = None
     reserve: bool = True
     in_process: bool | None = None
     tensor_parallel_size: int = 1

@@ -132,6 +132,7 @@ def test_vllms_own_load_test_runs_against_it(paged, model, tmp_path):
         *("--num-prompts", "6", "--ignore-eos", "--save-result", "--result-dir", str(tmp_path)),
         *("--result-filename", "load.json"),
     ]  # fmt: skip
+    complete(paged, 0)
     before = paged.metric("evictions_total")
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | ENVIRONMENT

@@ -22,6 +22,7 @@ class EngineShape:
     Attributes:
         num_kv_blocks: size of the KV pool in blocks, None to let `kv_cache_gib` decide.
         kv_cache_gib: size of the KV pool, None on CUDA for what vLLM finds free.
+        async_scheduling: schedule a step while the one before runs; None for where the policy allows it.
     """
 
     model: str
@@ -35,7 +36,7 @@ class EngineShape:
     num_kv_blocks: int | None = None
     kv_cache_gib: float | None = None
     enforce_eager: bool = True
-    async_scheduling: bool = False
+    async_scheduling: bool | None = False
     tensor_parallel_size: int = 1
     distributed_executor_backend: str | None = None
     seed: int = 0
@@ -60,7 +61,8 @@ def stock_arguments(shape: EngineShape) -> dict[str, Any]:
 
 def eviction_arguments(shape: EngineShape, settings: EvictionSettings) -> dict[str, Any]:
     """Stock arguments plus the plugin."""
-    arguments = stock_arguments(shape) | plugin_arguments(settings, asynchronous=shape.async_scheduling)
+    asynchronous = may_overlap(settings, shape.block_size) if shape.async_scheduling is None else shape.async_scheduling
+    arguments = stock_arguments(shape) | plugin_arguments(settings, asynchronous=asynchronous)
     if not shape.enforce_eager and changes_attention(settings, shape.block_size):
         arguments["compilation_config"] = {"cudagraph_mode": PIECEWISE}
     return arguments
@@ -74,6 +76,11 @@ def changes_attention(settings: EvictionSettings, block_size: int) -> bool:
     """
     policy = settings.build_policy(block_size)
     return bool(policy.signals & QUERY_SIGNALS) or policy.by_page
+
+
+def may_overlap(settings: EvictionSettings, block_size: int) -> bool:
+    """Whether a step may be scheduled before the one before is done: not where the data decide how many tokens stay."""
+    return not settings.build_policy(block_size).measured
 
 
 def plugin_arguments(settings: EvictionSettings, *, asynchronous: bool) -> dict[str, Any]:

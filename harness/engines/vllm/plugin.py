@@ -83,7 +83,7 @@ def configure(arguments: "EngineArgs") -> list[str]:
     """
     from vllm.config import CacheConfig, CUDAGraphMode
 
-    from harness.engines.vllm.arguments import AdditionalConfig, changes_attention, plugin_arguments
+    from harness.engines.vllm.arguments import AdditionalConfig, changes_attention, may_overlap, plugin_arguments
 
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     given = arguments.additional_config[CONFIG_KEY]
@@ -96,7 +96,7 @@ def configure(arguments: "EngineArgs") -> list[str]:
         settings = replace(settings, counters=temporary_counter_file())
     asynchronous = arguments.async_scheduling
     if asynchronous is None:
-        asynchronous = not settings.build_policy(block_size).measured
+        asynchronous = may_overlap(settings, block_size)
     for name, value in plugin_arguments(settings, asynchronous=asynchronous).items():
         if name == "additional_config":
             value = AdditionalConfig({**arguments.additional_config, **value})
