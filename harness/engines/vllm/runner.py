@@ -292,5 +292,8 @@ class EvictionRunning(_Base):
 
 
 def _average_over_tensor_parallel_ranks(scores: torch.Tensor) -> torch.Tensor:
+    """Of whatever strides; some backends add in place and take nothing else than contiguous tensors."""
     group = get_tp_group()
-    return group.all_reduce(scores) / group.world_size if group.world_size > 1 else scores
+    if group.world_size == 1:
+        return scores
+    return group.all_reduce(scores.clone(memory_format=torch.contiguous_format)) / group.world_size
